@@ -1,5 +1,27 @@
 //! The contract between Pointsman's planes: what two processes share, and the only room that knows
 //! its bytes. `LAYOUT.md` holds the byte map and the memory-order argument.
+//!
+//! Pure files (`seqlock`, `signals/record`, the codecs) work on atomic words or byte slices and
+//! know no file; `region.rs` alone touches memory maps, signals and the kernel, and is the only
+//! file with unsafe code.
 
+#[cfg(target_endian = "big")]
+compile_error!(
+    "region files are little-endian words read in place: big-endian hosts are not served"
+);
+
+pub mod atomic;
 pub mod id;
+pub mod seqlock;
+
+pub mod clock;
+pub mod disk;
+pub mod engine_state;
+pub mod error;
 pub mod policy;
+pub mod region;
+pub mod signals;
+
+pub use clock::{BootId, boottime_ns};
+pub use error::Error;
+pub use region::{install_sigbus_guard, is_tmpfs, run_dir};

@@ -5,6 +5,10 @@
 //! slot number is in range and named by an engine of this policy, every weight is finite and not
 //! negative, every table entry is eligible. The bytes are in `LAYOUT.md`.
 
+mod decode;
+mod encode;
+mod validate;
+
 use std::net::SocketAddr;
 
 use crate::id::{ClassSlot, EngineSlot, Generation, PairNumber};
