@@ -1,0 +1,11 @@
+//! The solver's pure core: from a topology and measurements to weights, tables and policies.
+//!
+//! Nothing here reads a clock, a file or a socket, and nothing is random: the same arguments give
+//! the same bytes. What may go wrong is told by types (`topology::TopologyError`,
+//! `optimise::Status`), never by a panic.
+
+pub mod optimise;
+pub mod plan;
+pub mod registry;
+pub mod topology;
+pub mod units;

@@ -1,0 +1,362 @@
+//! The fleet as the operator describes it, in types that cannot be wrong.
+//!
+//! [`Topology::parse`] turns the text of `topology.toml` into these types or into an error that
+//! names file, line, key, value and what is allowed. Whoever holds a [`Topology`] need not check
+//! again: names are unique and resolved to ids, numbers are finite and in range, every eligible
+//! (frontend, engine) has a round-trip time, every observed class has its static weights. It is
+//! the *described* fleet only: what is measured arrives per tick in `crate::tick::Inputs`.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+use pointsman_shm::policy::{Endpoints, FeatureMatch, Mode, Protocol};
+
+use super::units::{NonNegative, Positive, Share};
+
+mod parse;
+
+/// Position of a frontend in [`Topology::frontends`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct FrontendId(pub usize);
+
+/// Position of an engine in [`Topology::engines`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct EngineId(pub usize);
+
+/// Position of a route in [`Topology::routes`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct RouteId(pub usize);
+
+/// Position of a class in [`Topology::classes`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct ClassId(pub usize);
+
+/// Position of a profile in [`Topology::profiles`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct ProfileId(pub usize);
+
+/// The described fleet.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Topology {
+    /// Section `[solver]`.
+    pub settings: Settings,
+    /// Priorities, highest first; at least one.
+    pub priorities: Vec<Priority>,
+    /// Frontends in file order; at least one.
+    pub frontends: Vec<Frontend>,
+    /// Engines in file order.
+    pub engines: Vec<Engine>,
+    /// Routes in match order.
+    pub routes: Vec<Route>,
+    /// What the solver optimises: routes with one eligible set, work class, mode and weights.
+    pub classes: Vec<Class>,
+    /// Latency curves that classes refer to.
+    pub profiles: Vec<Profile>,
+    /// Configured demand; the start value where demand comes from signals.
+    pub demand: Vec<Demand>,
+    /// What is legal and worth telling.
+    pub warnings: Vec<String>,
+    /// Round-trip time, milliseconds, by frontend then engine.
+    pub(crate) rtt_ms: Vec<Option<NonNegative>>,
+}
+
+/// Section `[solver]`.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Settings {
+    /// Time between two passes of the solver, milliseconds.
+    pub tick_ms: u64,
+    /// Who sets the weights where a route does not say.
+    pub mode: Mode,
+    /// Safe capacity over hard capacity.
+    pub headroom: Positive,
+    /// Where demand comes from.
+    pub demand: DemandSource,
+    /// Time constant of the average over signal pages, seconds.
+    pub demand_average_s: Positive,
+    /// Base-2 logarithm of a slot table's length.
+    pub table_bits: u8,
+    /// Least price of moving a request, milliseconds.
+    pub movement_ms: NonNegative,
+    /// Share of requests that follow an earlier one of their conversation.
+    pub follow_up_share: Share,
+    /// Mean time between two turns of a conversation, seconds.
+    pub turn_gap_s: NonNegative,
+    /// Time a plan stands, seconds.
+    pub horizon_s: Positive,
+    /// Most of a class's share that moves in one tick without extra price.
+    pub max_step: Share,
+    /// A policy is published anew at this age, seconds.
+    pub publish_max_age_s: Positive,
+    /// Relative gain of the objective that justifies a publication.
+    pub publish_benefit: NonNegative,
+    /// Time between two writings of engine state, milliseconds.
+    pub engine_state_ms: u64,
+    /// Time between two scrapes of an engine, milliseconds.
+    pub scrape_ms: u64,
+    /// Time after which a scrape is given up, milliseconds.
+    pub scrape_timeout_ms: u64,
+    /// In-flight allowance over what Little's law gives.
+    pub allowance_burst: Positive,
+    /// Latency that a request at hard capacity is charged beyond its profile, milliseconds.
+    pub over_safe_ms: NonNegative,
+    /// Share of requests that open a connection first.
+    pub handshake_share: Share,
+    /// Request bytes a prompt token stands for, when rounds of the upload are counted.
+    pub bytes_per_token: NonNegative,
+    /// Assumed rate of prefill over rate of decode where a capacity is only `rps` at a mix.
+    pub prefill_decode_ratio: Positive,
+    /// Wall-clock limit of one solve, milliseconds.
+    pub solve_limit_ms: u64,
+    /// Folder of region files; `None` lets the contract choose.
+    pub run_dir: Option<PathBuf>,
+    /// Folder of disk copies; `None` lets the shell choose.
+    pub state_dir: Option<PathBuf>,
+    /// Address of the admin HTTP server.
+    pub listen: Option<SocketAddr>,
+}
+
+/// Where demand comes from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DemandSource {
+    /// The proxies' signal pages.
+    Signals,
+    /// `[[demand]]`.
+    Configured,
+}
+
+/// One priority.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Priority {
+    /// Name that requests give.
+    pub name: String,
+    /// What refusing one request of the reference mix costs, milliseconds.
+    pub shed_cost_ms: Positive,
+}
+
+/// A CPU cluster with proxies in it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Frontend {
+    /// Its name, also the name of its folder of region files.
+    pub name: String,
+    /// Region it stands in; may be empty.
+    pub region: String,
+    /// Proxy hosts, at least 1, where their number is not measured.
+    pub hosts: u32,
+}
+
+/// One model-server endpoint.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Engine {
+    /// The operator's name for it.
+    pub name: String,
+    /// Region it stands in; may be empty.
+    pub region: String,
+    /// GPU and engine type that share a profile.
+    pub kind: String,
+    /// Models it serves; at least one.
+    pub models: Vec<String>,
+    /// Labels that routes may ask for.
+    pub capabilities: Vec<String>,
+    /// `host:port` by which frontends reach it.
+    pub address: EngineAddress,
+    /// Concrete protocol.
+    pub protocol: Protocol,
+    /// Host header or `:authority`; `None` uses the address.
+    pub authority: Option<String>,
+    /// TLS server name; `None` uses the address's host.
+    pub server_name: Option<String>,
+    /// Name of a credential that `proxy.toml` maps to files; empty for none.
+    pub credential: String,
+    /// Path of its health check.
+    pub health_path: String,
+    /// Path of its metrics; `None` where it has none.
+    pub metrics_path: Option<String>,
+    /// Replicas behind the address when all are ready, at least 1.
+    pub replicas: u32,
+    /// What it can do with all replicas ready.
+    pub capacity: Capacity,
+    /// Idle connections are dropped after this long, milliseconds; 0 lets the proxy choose.
+    pub idle_timeout_ms: u32,
+    /// Connections one host may hold to it; 0 lets the proxy choose.
+    pub max_connections: u32,
+    /// Streams on one HTTP/2 connection; 0 lets the proxy choose.
+    pub max_streams: u32,
+}
+
+/// `host:port` of an engine, which may differ by frontend.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct EngineAddress {
+    /// Where no frontend is named.
+    pub default: Option<String>,
+    /// By frontend.
+    pub by_frontend: Vec<(FrontendId, String)>,
+}
+
+/// What an engine can do, as two token rates.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Capacity {
+    /// Requests of `mix` per second.
+    pub rps: Positive,
+    /// The mix that `rps` is stated at.
+    pub mix: Mix,
+    /// Prompt tokens per second if it did nothing else.
+    pub prefill_tps: Positive,
+    /// Output tokens per second if it did nothing else.
+    pub decode_tps: Positive,
+    /// Derived by assuming a latency, not stated by the operator.
+    pub assumed: bool,
+}
+
+/// Tokens of a mean request.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Mix {
+    /// Tokens of the prompt.
+    pub prompt_tokens: NonNegative,
+    /// Tokens of the answer.
+    pub output_tokens: NonNegative,
+}
+
+/// What a request matches.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Route {
+    /// Its name.
+    pub name: String,
+    /// Model that the request names.
+    pub model: String,
+    /// Adapter that `model` names; empty for none.
+    pub adapter: String,
+    /// The class that serves it.
+    pub class: ClassId,
+    /// Tokens of its mean request.
+    pub mix: Mix,
+    /// Endpoints it covers.
+    pub endpoints: Endpoints,
+    /// What a request must bring or must not bring.
+    pub features: FeatureMatch,
+    /// Least body size, bytes.
+    pub body_bytes_min: u32,
+    /// Largest body size, bytes.
+    pub body_bytes_max: u32,
+    /// Headers that must be present, names in lower case.
+    pub headers: Vec<(String, String)>,
+    /// Priority of a request that names none.
+    pub default_priority: u8,
+    /// Whether `/v1/models` lists it.
+    pub listed: bool,
+}
+
+/// What the solver optimises and what has a slot table.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Class {
+    /// Name of its first route: what its slot number is remembered by.
+    pub name: String,
+    /// Its routes, in file order.
+    pub routes: Vec<RouteId>,
+    /// Tokens of its mean request.
+    pub mix: Mix,
+    /// Latency at idle that replaces the profile's, milliseconds.
+    pub service_ms: Option<NonNegative>,
+    /// Who sets the weights.
+    pub mode: Mode,
+    /// Allowed engines by rising id; empty when no engine meets the routes' conditions.
+    pub eligible: Vec<ClassEngine>,
+    /// The operator's weights by frontend, each as long as `eligible`, exactly as given.
+    pub static_weights: Vec<Option<Vec<f64>>>,
+}
+
+/// An engine that a class may use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct ClassEngine {
+    /// The engine.
+    pub engine: EngineId,
+    /// Its latency curve for this class's model.
+    pub profile: ProfileId,
+}
+
+/// Engine-side latency against load.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Profile {
+    /// Its name, or kind and model.
+    pub name: String,
+    /// The built-in curve, not one that was measured.
+    pub assumed: bool,
+    /// By rising utilisation, from 0 to at least 1, latencies never falling.
+    pub points: Vec<Point>,
+}
+
+/// Latency at one load.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Point {
+    /// Load over hard capacity.
+    pub utilisation: f64,
+    /// Time to first token, milliseconds.
+    pub ttft_ms: f64,
+    /// Time between tokens, milliseconds.
+    pub tbot_ms: f64,
+}
+
+/// Configured demand of one (frontend, route, priority).
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Demand {
+    /// Where it arises.
+    pub frontend: FrontendId,
+    /// What it asks for.
+    pub route: RouteId,
+    /// Position in [`Topology::priorities`].
+    pub priority: u8,
+    /// Offered first attempts per second.
+    pub rps: NonNegative,
+}
+
+/// Why a topology was refused.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{file}:{line}: {problem}")]
+pub struct TopologyError {
+    /// The file.
+    pub file: String,
+    /// The line, from 1.
+    pub line: usize,
+    /// Key, value and what is allowed.
+    pub problem: String,
+}
+
+impl Topology {
+    /// Reads the text of a topology. `file` is only named in errors.
+    ///
+    /// # Errors
+    ///
+    /// [`TopologyError`] names the line, the key, its value and what is allowed.
+    pub fn parse(file: &str, text: &str) -> Result<Self, TopologyError> {
+        parse::parse(file, text)
+    }
+
+    /// Round-trip time between a frontend and an engine, milliseconds; `None` where no class
+    /// pairs them and none is given.
+    #[must_use]
+    pub fn rtt_ms(&self, frontend: FrontendId, engine: EngineId) -> Option<f64> {
+        self.rtt_ms[frontend.0 * self.engines.len() + engine.0].map(NonNegative::value)
+    }
+
+    /// Every frontend's id, in file order.
+    pub fn frontend_ids(&self) -> impl Iterator<Item = FrontendId> + use<> {
+        (0..self.frontends.len()).map(FrontendId)
+    }
+
+    /// Every engine's id, in file order.
+    pub fn engine_ids(&self) -> impl Iterator<Item = EngineId> + use<> {
+        (0..self.engines.len()).map(EngineId)
+    }
+
+    /// Every class's id.
+    pub fn class_ids(&self) -> impl Iterator<Item = ClassId> + use<> {
+        (0..self.classes.len()).map(ClassId)
+    }
+
+    /// The `host:port` by which a frontend reaches an engine; `None` where none is given.
+    #[must_use]
+    pub fn address(&self, frontend: FrontendId, engine: EngineId) -> Option<&str> {
+        let address = &self.engines[engine.0].address;
+        let own = address.by_frontend.iter().find(|(f, _)| *f == frontend);
+        own.map(|(_, a)| a.as_str()).or(address.default.as_deref())
+    }
+}

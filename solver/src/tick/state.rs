@@ -1,0 +1,99 @@
+//! What one pass leaves to the next: slot numbers and the policies that stand.
+
+use pointsman_shm::policy::Policy;
+
+use crate::model::registry::Registry;
+use crate::model::topology::{FrontendId, Topology};
+
+/// What one pass leaves to the next.
+#[derive(Clone, Debug)]
+pub struct TickState {
+    /// Stable numbers of engines, classes and pairs.
+    pub registry: Registry,
+    /// Leadership under which policies are written.
+    pub epoch: u64,
+    /// How passes ended.
+    pub counters: Counters,
+    /// By frontend: what stands published.
+    pub(super) standing: Vec<Standing>,
+}
+
+/// What stands published for one frontend.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Standing {
+    /// The policy, if any.
+    pub(super) policy: Option<Policy>,
+    /// When it was published, by the monotonic clock of [`super::Inputs::now_ns`].
+    pub(super) published_ns: Option<u64>,
+    /// The next version must exceed this.
+    pub(super) version: u64,
+}
+
+/// How passes ended since the state was made.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counters {
+    /// All passes.
+    pub ticks: u64,
+    /// Passes whose solve failed.
+    pub failures: u64,
+    /// Of those, solves that panicked.
+    pub panics: u64,
+}
+
+impl TickState {
+    /// A state in which nothing was ever published.
+    #[must_use]
+    pub fn new(topology: &Topology, epoch: u64) -> Self {
+        Self {
+            registry: Registry::default(),
+            epoch,
+            counters: Counters::default(),
+            standing: vec![Standing::default(); topology.frontends.len()],
+        }
+    }
+
+    /// A state after a restart: numbers, weights and tables continue from what stands published,
+    /// so that the restart alone moves nothing. Policies of unknown frontends lend their numbers
+    /// only.
+    #[must_use]
+    pub fn restore(
+        topology: &Topology,
+        epoch: u64,
+        policies: Vec<Policy>,
+        now_ns: u64,
+        unix_ms: u64,
+    ) -> Self {
+        let mut state = Self::new(topology, epoch);
+        state.registry = Registry::restore(&policies, now_ns, unix_ms);
+        for policy in policies {
+            let id = topology.frontends.iter().position(|f| f.name == policy.frontend);
+            if let Some(id) = id {
+                state.epoch = state.epoch.max(policy.epoch);
+                state.standing[id].version = policy.version;
+                state.standing[id].policy = Some(policy);
+            }
+        }
+        state
+    }
+
+    /// Makes versions of this frontend's policies exceed one seen in a region file whose payload
+    /// could not be read.
+    pub fn raise_version(&mut self, frontend: FrontendId, version: u64) {
+        let standing = &mut self.standing[frontend.0];
+        standing.version = standing.version.max(version);
+    }
+
+    /// Tells that a candidate was published at `now_ns`.
+    pub fn confirm(&mut self, frontend: FrontendId, policy: Policy, now_ns: u64) {
+        let standing = &mut self.standing[frontend.0];
+        standing.version = standing.version.max(policy.version);
+        standing.published_ns = Some(now_ns);
+        standing.policy = Some(policy);
+    }
+
+    /// The policy that stands published for a frontend.
+    #[must_use]
+    pub fn standing(&self, frontend: FrontendId) -> Option<&Policy> {
+        self.standing[frontend.0].policy.as_ref()
+    }
+}
