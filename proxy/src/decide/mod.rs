@@ -1,0 +1,15 @@
+//! Choices without I/O: which class a request belongs to, which key it carries, which engine
+//! serves it, whether a failed attempt may be followed by another, whether a request is taken at
+//! all. Time, randomness and state come in as arguments, so every choice is tested to the exact
+//! value and a simulator can run this code unchanged.
+
+pub mod admit;
+pub mod back_off;
+pub mod classify;
+pub mod guard;
+pub mod index;
+pub mod key;
+pub mod mix;
+pub mod retry;
+pub mod select;
+pub mod token_bucket;

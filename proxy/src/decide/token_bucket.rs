@@ -1,0 +1,1 @@
+//! A token bucket on injected time.

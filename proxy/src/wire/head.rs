@@ -1,0 +1,162 @@
+//! What request and response heads share: spans, limits, versions, and the errors of both.
+
+/// A range of the buffer that a head was parsed from.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Span {
+    /// First byte.
+    pub start: u32,
+    /// One past the last byte.
+    pub end: u32,
+}
+
+impl Span {
+    /// The bytes of the span; `buffer` is what the head was parsed from.
+    #[must_use]
+    pub fn of(self, buffer: &[u8]) -> &[u8] {
+        &buffer[self.start as usize..self.end as usize]
+    }
+
+    /// Whether it holds no byte.
+    #[must_use]
+    pub fn is_empty(self) -> bool {
+        self.start >= self.end
+    }
+}
+
+/// HTTP version of a message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Version {
+    /// HTTP/1.0.
+    Http10,
+    /// HTTP/1.1.
+    Http11,
+}
+
+/// Bounds on one head.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HeadLimits {
+    /// Most bytes of a whole head.
+    pub head_bytes: usize,
+    /// Most header lines, at most [`MAX_HEADERS`].
+    pub headers: usize,
+    /// Most bytes of a request target.
+    pub target_bytes: usize,
+}
+
+/// Most header lines that can be configured.
+pub const MAX_HEADERS: usize = 256;
+
+impl Default for HeadLimits {
+    fn default() -> Self {
+        Self { head_bytes: 64 * 1024, headers: 100, target_bytes: 8 * 1024 }
+    }
+}
+
+/// How far the search for the end of one head has come; keep it beside the read buffer and
+/// replace it by `HeadSearch::default()` for each new head.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct HeadSearch {
+    /// Bytes searched for a blank line.
+    pub(crate) scanned: usize,
+    /// Length of the buffer at which an unfinished head is parsed next.
+    pub(crate) next_try: usize,
+}
+
+/// Why a head was refused. A connection is never used again after one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum HeadError {
+    /// The bytes are no HTTP at all (a TLS hello, noise): close without an answer.
+    #[error("not HTTP")]
+    NotHttp,
+    /// The first line is malformed.
+    #[error("malformed first line")]
+    FirstLine,
+    /// The target is malformed, has a fragment, another scheme than http(s), or is `*`.
+    #[error("malformed request target")]
+    Target,
+    /// The target is over its bound.
+    #[error("request target too long")]
+    TargetTooLong,
+    /// The HTTP version is not served.
+    #[error("HTTP version not supported")]
+    Version,
+    /// The method (CONNECT) is not served.
+    #[error("method not implemented")]
+    Method,
+    /// A header line is malformed (folded, space before the colon, control bytes, bare LF).
+    #[error("malformed header line")]
+    Header,
+    /// The head is over its bound of bytes.
+    #[error("head too large")]
+    TooLarge,
+    /// The head has too many header lines.
+    #[error("too many header lines")]
+    TooManyHeaders,
+    /// `Content-Length` beside `Transfer-Encoding`.
+    #[error("Content-Length together with Transfer-Encoding")]
+    LengthAndCoding,
+    /// `Content-Length` is malformed or stated more than once.
+    #[error("malformed or repeated Content-Length")]
+    ContentLength,
+    /// `Transfer-Encoding` is malformed, repeated, or used with HTTP/1.0.
+    #[error("malformed or repeated Transfer-Encoding")]
+    TransferEncoding,
+    /// `Transfer-Encoding` names a coding other than `chunked`.
+    #[error("transfer coding not implemented")]
+    UnknownCoding,
+    /// `Host` is missing, repeated or malformed.
+    #[error("missing, repeated or malformed Host")]
+    Host,
+    /// `Expect` asks for something other than `100-continue`.
+    #[error("unknown expectation")]
+    Expectation,
+    /// A response head has an unusable status, or answers 101 unasked.
+    #[error("unusable status")]
+    Status,
+}
+
+impl HeadError {
+    /// The status a client gets for a refused request head; `None`: close without an answer.
+    /// (A refused *response* head is a 502 whatever the error.)
+    #[must_use]
+    pub fn status(self) -> Option<u16> {
+        match self {
+            Self::NotHttp => None,
+            Self::TargetTooLong => Some(414),
+            Self::Version => Some(505),
+            Self::Method | Self::UnknownCoding => Some(501),
+            Self::TooLarge | Self::TooManyHeaders => Some(431),
+            Self::Expectation => Some(417),
+            Self::FirstLine
+            | Self::Target
+            | Self::Header
+            | Self::LengthAndCoding
+            | Self::ContentLength
+            | Self::TransferEncoding
+            | Self::Host
+            | Self::Status => Some(400),
+        }
+    }
+
+    /// `error.code` of the answer.
+    #[must_use]
+    pub fn code(self) -> &'static str {
+        match self {
+            Self::TooLarge | Self::TooManyHeaders => "headers_too_large",
+            Self::TargetTooLong => "target_too_long",
+            Self::Version => "version_not_supported",
+            Self::Method => "method_not_implemented",
+            Self::UnknownCoding => "coding_not_implemented",
+            Self::Expectation => "unknown_expectation",
+            Self::NotHttp
+            | Self::FirstLine
+            | Self::Target
+            | Self::Header
+            | Self::LengthAndCoding
+            | Self::ContentLength
+            | Self::TransferEncoding
+            | Self::Host
+            | Self::Status => "bad_request",
+        }
+    }
+}
