@@ -1,0 +1,208 @@
+//! What the proxy is told: `proxy.toml` as checked types.
+//!
+//! A [`Config`] cannot be wrong: addresses are parsed, limits are in range and agree with each
+//! other, credential files have been read. A mistake in the file becomes a [`ConfigError`] that
+//! names file, line, key, value and what is allowed. It holds no list of engines: those arrive in the policy. `CONFIG.md` explains every key.
+
+mod check;
+mod credential;
+mod error;
+mod file;
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+use pointsman_shm::policy::Endpoints;
+
+pub use check::{Host, load, parse};
+pub use error::ConfigError;
+
+/// One proxy process's configuration.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// The frontend this host belongs to: which policy it serves.
+    pub frontend: String,
+    /// Where clients connect.
+    pub listen: Vec<SocketAddr>,
+    /// Where probes and scrapes connect.
+    pub admin: SocketAddr,
+    /// Number of shards.
+    pub shards: u16,
+    /// How shards do I/O.
+    pub io_driver: IoDriver,
+    /// Whether each shard is pinned to a core.
+    pub pin: bool,
+    /// Folder of region files, the frontend's name not included.
+    pub run_dir: PathBuf,
+    /// Folder of the last policy's disk copy, the frontend's name not included.
+    pub state_dir: PathBuf,
+    /// A policy unconfirmed for longer is stale, milliseconds.
+    pub stale_after_ms: u64,
+    /// Streams may finish for this long after a first SIGTERM's predrain, milliseconds.
+    pub drain_timeout_ms: u64,
+    /// New requests are still taken for this long after a first SIGTERM, milliseconds.
+    pub predrain_ms: u64,
+    /// What a client's FIN after a complete request means.
+    pub half_close: HalfClose,
+    /// Bounds on what peers can grow.
+    pub limits: Limits,
+    /// Bounds on how long peers may take.
+    pub timeouts: Timeouts,
+    /// What keeps a conversation on its engine.
+    pub affinity: Affinity,
+    /// Header in which a request names its priority, in lower case; none ignores priorities.
+    pub priority_header: Option<String>,
+    /// Paths served beside the built-in ones.
+    pub paths: Vec<ExtraPath>,
+    /// Credentials by the name that a policy uses.
+    pub credentials: BTreeMap<String, Credential>,
+    /// What is logged.
+    pub log: Log,
+}
+
+/// How shards do I/O.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum IoDriver {
+    /// io_uring where the kernel allows it, else epoll.
+    Auto,
+    /// io_uring or nothing.
+    IoUring,
+    /// epoll.
+    Epoll,
+}
+
+/// What a client's FIN after a complete request means.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum HalfClose {
+    /// The client left: its request is cancelled.
+    Cancel,
+    /// The client only finished sending: it gets its answer.
+    Answer,
+}
+
+/// Bounds on what peers can grow.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Bytes of a request's or an answer's head.
+    pub head_bytes: usize,
+    /// Headers of a request or an answer.
+    pub headers: usize,
+    /// Bytes of a request's body.
+    pub body_bytes: usize,
+    /// Requests in flight, per shard.
+    pub in_flight: usize,
+    /// Bytes of buffered request bodies, of the whole process.
+    pub buffer_bytes: usize,
+    /// Requests a client may have sent ahead on one connection.
+    pub pipeline: usize,
+    /// Client connections, per shard.
+    pub connections: usize,
+}
+
+/// Bounds on how long peers may take, milliseconds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Timeouts {
+    /// From a request's first byte to the end of its head.
+    pub head_ms: u64,
+    /// Between two reads of a request's body.
+    pub body_ms: u64,
+    /// To connect to an engine.
+    pub connect_ms: u64,
+    /// From the request being sent to the engine's first byte.
+    pub first_byte_ms: u64,
+    /// Between two reads from an engine after its first byte.
+    pub idle_ms: u64,
+    /// The whole request; `None` for no bound.
+    pub total_ms: Option<u64>,
+    /// A client connection between two requests.
+    pub keepalive_ms: u64,
+    /// An engine connection between two requests.
+    pub engine_idle_ms: u64,
+    /// How long a stream's head waits for its first body byte.
+    pub head_hold_ms: u64,
+}
+
+/// What keeps a conversation on its engine.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Affinity {
+    /// Headers whose value is the affinity key, in lower case, the first that is present counts.
+    pub headers: Vec<String>,
+    /// Whether the body's `user` may be the key.
+    pub user: bool,
+}
+
+/// A path served beside the built-in ones.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ExtraPath {
+    /// The exact path, without a query.
+    pub path: String,
+    /// The endpoint it counts as.
+    pub endpoint: Endpoints,
+}
+
+/// What an engine asks of us, read from files at start.
+#[derive(Clone, Default, PartialEq, Eq)]
+pub struct Credential {
+    /// Value of the `authorization` header sent to the engine: `Bearer ...`.
+    pub authorization: Option<String>,
+    /// PEM file of certificate authorities, not yet used by a protocol.
+    pub ca: Option<PathBuf>,
+    /// PEM file of our certificate, not yet used by a protocol.
+    pub cert: Option<PathBuf>,
+    /// PEM file of our key, not yet used by a protocol.
+    pub key: Option<PathBuf>,
+}
+
+/// What is logged.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Log {
+    /// One line a request.
+    pub access: bool,
+    /// Filter in `tracing`'s syntax.
+    pub level: String,
+}
+
+impl Config {
+    /// Folder of this frontend's region files.
+    #[must_use]
+    pub fn region_dir(&self) -> PathBuf {
+        self.run_dir.join(&self.frontend)
+    }
+
+    /// Folder of this frontend's disk copy.
+    #[must_use]
+    pub fn disk_dir(&self) -> PathBuf {
+        self.state_dir.join(&self.frontend)
+    }
+
+    /// One shard's share of the body buffers, bytes.
+    #[must_use]
+    pub fn shard_buffer_bytes(&self) -> usize {
+        self.limits.buffer_bytes / usize::from(self.shards.max(1))
+    }
+}
+
+impl IoDriver {
+    /// Its name in `proxy.toml` and metrics.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Auto => "auto",
+            Self::IoUring => "io_uring",
+            Self::Epoll => "epoll",
+        }
+    }
+}
+
+/// A secret never reaches a log.
+impl std::fmt::Debug for Credential {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Credential")
+            .field("authorization", &self.authorization.as_ref().map(|_| "***"))
+            .field("ca", &self.ca)
+            .field("cert", &self.cert)
+            .field("key", &self.key)
+            .finish()
+    }
+}

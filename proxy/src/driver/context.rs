@@ -1,0 +1,31 @@
+//! What one shard is given at its start: everything it may touch for its whole life.
+
+use std::net::TcpListener;
+use std::sync::Arc;
+
+use crate::config::Config;
+use crate::decide::guard::GuardTable;
+use crate::metrics::ShardMetrics;
+use crate::policy::ShardPolicy;
+use crate::shutdown::Shutdown;
+use crate::signals::SignalsHandle;
+
+/// One shard's share of the process. Moved to the shard's thread before its runtime starts.
+pub struct ShardContext {
+    /// Number of the shard, from 0.
+    pub shard: u16,
+    /// The process's configuration.
+    pub config: Arc<Config>,
+    /// The policy as this shard holds it.
+    pub policy: ShardPolicy,
+    /// This shard's counters for the solver.
+    pub signals: SignalsHandle,
+    /// This shard's counters for people.
+    pub metrics: Arc<ShardMetrics>,
+    /// Guard words, shared by all shards and written by the sentinel.
+    pub guard: Arc<GuardTable>,
+    /// This shard's own listening sockets: bound with SO_REUSEPORT, listening, non-blocking.
+    pub listeners: Vec<TcpListener>,
+    /// How the process ends.
+    pub shutdown: Arc<Shutdown>,
+}

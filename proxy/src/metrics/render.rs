@@ -1,0 +1,328 @@
+//! The page that Prometheus reads, in its text format.
+//!
+//! Series are bounded by the policy: classes and engines appear by their names in the newest
+//! policy, everything else has a fixed set of labels. A model that no route knows never becomes a
+//! label value; such requests share the class [`UNMATCHED`].
+
+use std::fmt::Write;
+use std::sync::Arc;
+
+use pointsman_shm::signals::{Outcome, ShedCause};
+
+use super::cell::BOUNDS_US;
+use super::names::{self, Kind, Name};
+use super::process::{ProcessMetrics, Rung};
+use super::shard::{CODE_COUNT, ShardMetrics, code_label};
+use crate::config::IoDriver;
+
+/// Class label of requests that no route matched. A class cannot be named so: `<` is not legal in
+/// a class's name.
+pub const UNMATCHED: &str = "<unmatched>";
+
+/// What the page shows.
+pub struct Page<'a> {
+    /// Every shard's counters.
+    pub shards: &'a [Arc<ShardMetrics>],
+    /// The process's own.
+    pub process: &'a ProcessMetrics,
+    /// The I/O driver in use; never `Auto`.
+    pub io_driver: IoDriver,
+    /// A policy unconfirmed for longer is stale, milliseconds.
+    pub stale_after_ms: u64,
+    /// Now, on CLOCK_BOOTTIME.
+    pub now_boottime_ns: u64,
+}
+
+/// The page's text.
+#[must_use]
+pub fn render(page: &Page<'_>) -> String {
+    let mut text = Text {
+        out: String::with_capacity(16 * 1024),
+    };
+    requests(&mut text, page);
+    engines(&mut text, page);
+    connections(&mut text, page);
+    policy(&mut text, page);
+    process(&mut text, page);
+    text.out
+}
+
+fn requests(text: &mut Text, page: &Page<'_>) {
+    let labels = page.process.labels();
+    text.head(names::REQUESTS);
+    let named = labels
+        .classes
+        .iter()
+        .map(|(slot, life, name)| (Some((*slot, *life)), &**name));
+    for (class, name) in named.chain([(None, UNMATCHED)]) {
+        let mut sums = [0; CODE_COUNT];
+        for counts in page
+            .shards
+            .iter()
+            .filter_map(|shard| shard.request_counts(class))
+        {
+            sums.iter_mut()
+                .zip(counts)
+                .for_each(|(sum, count)| *sum += count);
+        }
+        for (cell, &sum) in sums.iter().enumerate().filter(|&(_, &sum)| sum > 0) {
+            text.sample(
+                names::REQUESTS,
+                &[("class", name), ("code", &code_label(cell))],
+                sum,
+            );
+        }
+    }
+    text.one(names::IN_FLIGHT, sum(page, |shard| shard.in_flight.value()));
+    text.head(names::SHED);
+    for cause in ShedCause::ALL {
+        let count = sum(page, |shard| shard.shed_count(cause));
+        text.sample(names::SHED, &[("cause", shed_label(cause))], count);
+    }
+    text.one(
+        names::CLIENT_CANCELS,
+        sum(page, |shard| shard.client_cancels.value()),
+    );
+    ttft(text, page);
+}
+
+fn ttft(text: &mut Text, page: &Page<'_>) {
+    text.head(names::TTFT);
+    let name = names::TTFT.name;
+    let mut sums = [0u64; BOUNDS_US.len() + 1];
+    for shard in page.shards {
+        sums.iter_mut()
+            .zip(shard.ttft.counts())
+            .for_each(|(sum, count)| *sum += count);
+    }
+    let mut total = 0;
+    for (i, count) in sums.iter().enumerate() {
+        total += count;
+        let bound = BOUNDS_US
+            .get(i)
+            .map_or("+Inf".to_owned(), |&us| seconds(us * 1_000));
+        text.line(
+            &format!("{name}_bucket"),
+            &[("le", &bound)],
+            &total.to_string(),
+        );
+    }
+    let sum_us = sum(page, |shard| shard.ttft.sum_us());
+    text.line(
+        &format!("{name}_sum"),
+        &[],
+        &seconds(sum_us.saturating_mul(1_000)),
+    );
+    text.line(&format!("{name}_count"), &[], &total.to_string());
+}
+
+fn engines(text: &mut Text, page: &Page<'_>) {
+    let labels = page.process.labels();
+    let seen = |engine: &super::EngineLabel, value: fn(&super::EngineMetrics) -> u64| -> u64 {
+        page.shards
+            .iter()
+            .filter_map(|shard| shard.seen_engine(engine.slot))
+            .map(value)
+            .sum()
+    };
+    text.head(names::ENGINE_IN_FLIGHT);
+    for engine in &labels.engines {
+        let value = seen(engine, |record| record.in_flight.value());
+        text.sample(names::ENGINE_IN_FLIGHT, &[("engine", &engine.id)], value);
+    }
+    text.head(names::ATTEMPTS);
+    for engine in &labels.engines {
+        let mut sums = [0; Outcome::COUNT];
+        for shard in page.shards {
+            let counts = shard.outcome_counts(engine.slot, engine.generation);
+            sums.iter_mut()
+                .zip(counts)
+                .for_each(|(sum, count)| *sum += count);
+        }
+        for outcome in Outcome::ALL
+            .into_iter()
+            .filter(|&outcome| sums[outcome as usize] > 0)
+        {
+            let series = [("engine", &*engine.id), ("outcome", outcome_label(outcome))];
+            text.sample(names::ATTEMPTS, &series, sums[outcome as usize]);
+        }
+    }
+    text.head(names::RETRIES);
+    for outcome in Outcome::ALL {
+        let count = sum(page, |shard| shard.retry_count(outcome));
+        if count > 0 {
+            text.sample(names::RETRIES, &[("reason", outcome_label(outcome))], count);
+        }
+    }
+    text.head(names::ENGINE_CONNECTIONS);
+    for engine in &labels.engines {
+        let value = seen(engine, |record| record.connections.value());
+        text.sample(names::ENGINE_CONNECTIONS, &[("engine", &engine.id)], value);
+    }
+    text.head(names::ENGINE_OUT);
+    for engine in &labels.engines {
+        if let Some(reason) = engine.out {
+            let series = [("engine", &*engine.id), ("reason", reason.label())];
+            text.sample(names::ENGINE_OUT, &series, 1);
+        }
+    }
+}
+
+fn connections(text: &mut Text, page: &Page<'_>) {
+    text.one(
+        names::CLIENT_CONNECTIONS,
+        sum(page, |shard| shard.client_connections.value()),
+    );
+    text.one(
+        names::CONNECTION_REUSE,
+        sum(page, |shard| shard.connection_reuse.value()),
+    );
+    text.one(
+        names::CONNECTION_REPLAYS,
+        sum(page, |shard| shard.connection_replays.value()),
+    );
+}
+
+fn policy(text: &mut Text, page: &Page<'_>) {
+    let process = page.process;
+    text.one(names::POLICY_VERSION, process.policy_version.value());
+    text.one(
+        names::POLICY_RUNNING_VERSION,
+        process.running_version.value(),
+    );
+    text.head(names::POLICY_AGE);
+    let age = process
+        .age_ns(page.now_boottime_ns)
+        .map_or("+Inf".to_owned(), seconds);
+    text.line(names::POLICY_AGE.name, &[], &age);
+    text.head(names::POLICY_RUNG);
+    let standing = process.rung(page.now_boottime_ns, page.stale_after_ms);
+    for rung in Rung::ALL {
+        let value = u64::from(rung == standing);
+        text.sample(names::POLICY_RUNG, &[("rung", rung.label())], value);
+    }
+    text.one(names::POLICY_ADOPTED, process.adopted.value());
+    text.one(names::POLICY_REJECTED, process.rejected.value());
+    text.one(
+        names::ENGINE_STATE_REJECTED,
+        process.engine_state_rejected.value(),
+    );
+    text.one(
+        names::UNKNOWN_CREDENTIALS,
+        process.unknown_credentials.value(),
+    );
+}
+
+fn process(text: &mut Text, page: &Page<'_>) {
+    text.head(names::IO_DRIVER);
+    for driver in [IoDriver::IoUring, IoDriver::Epoll] {
+        let value = u64::from(driver == page.io_driver);
+        text.sample(names::IO_DRIVER, &[("driver", driver.name())], value);
+    }
+    text.one(names::RING_ENTRIES, page.process.ring_entries.value());
+    text.one(names::SHARDS, page.process.shards.value());
+    text.one(names::SIGNALS_ERRORS, page.process.signals_errors.value());
+    let panics = sum(page, |shard| shard.panics.value()) + page.process.sentinel_panics.value();
+    text.one(names::PANICS, panics);
+}
+
+fn sum(page: &Page<'_>, value: impl Fn(&ShardMetrics) -> u64) -> u64 {
+    page.shards.iter().map(|shard| value(shard)).sum()
+}
+
+/// The page while it is written.
+struct Text {
+    out: String,
+}
+
+impl Text {
+    fn head(&mut self, name: Name) {
+        let kind = match name.kind {
+            Kind::Counter => "counter",
+            Kind::Gauge => "gauge",
+            Kind::Histogram => "histogram",
+        };
+        let Name { name, help, .. } = name;
+        // Writing to a String cannot fail.
+        let _ = write!(self.out, "# HELP {name} {help}\n# TYPE {name} {kind}\n");
+    }
+
+    /// A metric with one series.
+    fn one(&mut self, name: Name, value: u64) {
+        self.head(name);
+        self.sample(name, &[], value);
+    }
+
+    fn sample(&mut self, name: Name, labels: &[(&str, &str)], value: u64) {
+        self.line(name.name, labels, &value.to_string());
+    }
+
+    fn line(&mut self, name: &str, labels: &[(&str, &str)], value: &str) {
+        self.out.push_str(name);
+        for (i, (key, label)) in labels.iter().enumerate() {
+            self.out.push(if i == 0 { '{' } else { ',' });
+            self.out.push_str(key);
+            self.out.push_str("=\"");
+            escape(label, &mut self.out);
+            self.out.push('"');
+        }
+        if !labels.is_empty() {
+            self.out.push('}');
+        }
+        self.out.push(' ');
+        self.out.push_str(value);
+        self.out.push('\n');
+    }
+}
+
+/// A label's value as the text format wants it.
+fn escape(label: &str, out: &mut String) {
+    for c in label.chars() {
+        match c {
+            '\\' => out.push_str("\\\\"),
+            '"' => out.push_str("\\\""),
+            '\n' => out.push_str("\\n"),
+            c => out.push(c),
+        }
+    }
+}
+
+/// Nanoseconds as seconds, without passing through a float.
+fn seconds(ns: u64) -> String {
+    let (whole, part) = (ns / 1_000_000_000, ns % 1_000_000_000);
+    match part {
+        0 => whole.to_string(),
+        part => format!("{whole}.{part:09}")
+            .trim_end_matches('0')
+            .to_owned(),
+    }
+}
+
+fn shed_label(cause: ShedCause) -> &'static str {
+    match cause {
+        ShedCause::AdmittedRate => "admitted_rate",
+        ShedCause::Allowance => "allowance",
+        ShedCause::NoEngine => "no_engine",
+        ShedCause::RequestLimit => "request_limit",
+        ShedCause::MemoryBudget => "memory_budget",
+        ShedCause::Draining => "draining",
+    }
+}
+
+fn outcome_label(outcome: Outcome) -> &'static str {
+    match outcome {
+        Outcome::Success => "success",
+        Outcome::ClientError => "client_error",
+        Outcome::Backpressure => "backpressure",
+        Outcome::ServerError => "server_error",
+        Outcome::ConnectRefused => "connect_refused",
+        Outcome::ConnectTimeout => "connect_timeout",
+        Outcome::ResetBeforeByte => "reset_before_byte",
+        Outcome::FirstByteTimeout => "first_byte_timeout",
+        Outcome::MidStreamReset => "mid_stream_reset",
+        Outcome::Stall => "stall",
+        Outcome::StreamError => "stream_error",
+        Outcome::ClientCancel => "client_cancel",
+        Outcome::Ours => "ours",
+    }
+}
