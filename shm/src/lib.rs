@@ -11,6 +11,7 @@ compile_error!(
 );
 
 pub mod atomic;
+mod bytes;
 pub mod id;
 pub mod seqlock;
 

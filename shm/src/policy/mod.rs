@@ -7,9 +7,11 @@
 
 mod decode;
 mod encode;
-mod validate;
+pub(crate) mod validate;
 
 use std::net::SocketAddr;
+
+pub use validate::{MAX_ADDRESSES, MAX_HEADERS, MAX_PROFILE_POINTS, WEIGHT_TOLERANCE};
 
 use crate::id::{ClassSlot, EngineSlot, Generation, PairNumber};
 
