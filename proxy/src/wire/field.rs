@@ -1,6 +1,10 @@
 //! One header line of a head, and what its name means to a proxy.
+//!
+//! The meaning is looked up once, when the head is parsed; the writers then only copy lines or
+//! leave them out. Names in disguise (`Transfer_Encoding`) frame nothing here and are not
+//! forwarded: some servers fold `_` into `-`.
 
-use crate::wire::head::Span;
+use crate::wire::head::{Span, span_in};
 
 /// One header line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -18,8 +22,12 @@ pub struct Field {
 pub enum Meaning {
     /// Forwarded as it is.
     EndToEnd,
-    /// Never forwarded: `Connection`, `Keep-Alive`, `TE`, `Upgrade`, `Proxy-*`, `HTTP2-Settings`,
-    /// `Trailer`, a name that `Connection` nominates, or a framing name in disguise.
+    /// `Connection`; never forwarded.
+    Connection,
+    /// `Keep-Alive`; never forwarded.
+    KeepAlive,
+    /// Never forwarded: `TE`, `Upgrade`, `Proxy-*`, `HTTP2-Settings`, `Trailer`, a name that
+    /// `Connection` nominates, or a framing name in disguise.
     HopByHop,
     /// `Host`.
     Host,
@@ -35,4 +43,169 @@ pub enum Meaning {
     RequestId,
     /// `Endpoint-Load-Metrics` and its variants.
     LoadReport,
+}
+
+impl Meaning {
+    /// What a name means, in any case.
+    #[must_use]
+    pub fn of(name: &[u8]) -> Self {
+        let is = |other: &str| name.eq_ignore_ascii_case(other.as_bytes());
+        match name.len() {
+            2 if is("te") => Self::HopByHop,
+            4 if is("host") => Self::Host,
+            6 if is("expect") => Self::Expect,
+            7 if is("upgrade") || is("trailer") => Self::HopByHop,
+            10 if is("connection") => Self::Connection,
+            10 if is("keep-alive") => Self::KeepAlive,
+            12 if is("x-request-id") => Self::RequestId,
+            13 if is("authorization") => Self::Authorization,
+            14 if is("content-length") => Self::ContentLength,
+            14 if is("content_length") || is("http2-settings") => Self::HopByHop,
+            17 if is("transfer-encoding") => Self::TransferEncoding,
+            17 if is("transfer_encoding") => Self::HopByHop,
+            21 if is("endpoint-load-metrics") => Self::LoadReport,
+            25 if is("endpoint-load-metrics-bin") => Self::LoadReport,
+            26 if is("endpoint-load-metrics-json") => Self::LoadReport,
+            7.. if name[..6].eq_ignore_ascii_case(b"proxy-") => Self::HopByHop,
+            _ => Self::EndToEnd,
+        }
+    }
+}
+
+/// What the `Connection` lines of a head ask for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct ConnectionOptions {
+    pub(crate) close: bool,
+    pub(crate) keep_alive: bool,
+    nominates: bool,
+}
+
+/// The lines that httparse found, with their meanings.
+pub(crate) fn fields_of(buffer: &[u8], headers: &[httparse::Header<'_>]) -> Vec<Field> {
+    let field = |header: &httparse::Header<'_>| Field {
+        name: span_in(buffer, header.name.as_bytes()),
+        value: trimmed(buffer, header.value),
+        meaning: Meaning::of(header.name.as_bytes()),
+    };
+    headers.iter().map(field).collect()
+}
+
+/// Reads the `Connection` lines and marks the lines they nominate as hop-by-hop. Names that the
+/// receiver needs (framing, host, authorization) have a meaning of their own, and nomination does
+/// not remove them.
+pub(crate) fn apply_connection(buffer: &[u8], fields: &mut [Field]) -> ConnectionOptions {
+    let mut options = ConnectionOptions::default();
+    for field in fields
+        .iter()
+        .filter(|field| field.meaning == Meaning::Connection)
+    {
+        for token in tokens(field.value.of(buffer)) {
+            if token.eq_ignore_ascii_case(b"close") {
+                options.close = true;
+            } else if token.eq_ignore_ascii_case(b"keep-alive") {
+                options.keep_alive = true;
+            } else {
+                options.nominates = true;
+            }
+        }
+    }
+    if options.nominates {
+        mark_nominated(buffer, fields);
+    }
+    options
+}
+
+/// The value of the first line named `name` (lower case).
+pub(crate) fn find<'a>(fields: &[Field], buffer: &'a [u8], name: &str) -> Option<&'a [u8]> {
+    all(fields, buffer, name).next()
+}
+
+/// The values of all lines named `name` (lower case).
+pub(crate) fn all<'a>(
+    fields: &[Field],
+    buffer: &'a [u8],
+    name: &str,
+) -> impl Iterator<Item = &'a [u8]> {
+    fields
+        .iter()
+        .filter(move |field| field.name.of(buffer).eq_ignore_ascii_case(name.as_bytes()))
+        .map(move |field| field.value.of(buffer))
+}
+
+/// The comma-separated tokens of a value, white space trimmed, empty ones left out.
+pub(crate) fn tokens(value: &[u8]) -> impl Iterator<Item = &[u8]> {
+    value
+        .split(|&byte| byte == b',')
+        .map(trim)
+        .filter(|token| !token.is_empty())
+}
+
+/// `bytes` without spaces and tabs around it.
+pub(crate) fn trim(mut bytes: &[u8]) -> &[u8] {
+    while let [b' ' | b'\t', rest @ ..] = bytes {
+        bytes = rest;
+    }
+    while let [rest @ .., b' ' | b'\t'] = bytes {
+        bytes = rest;
+    }
+    bytes
+}
+
+/// An empty value may not lie in the buffer at all; its span is then empty at 0.
+fn trimmed(buffer: &[u8], value: &[u8]) -> Span {
+    let value = trim(value);
+    if value.is_empty() {
+        Span::default()
+    } else {
+        span_in(buffer, value)
+    }
+}
+
+/// Quadratic in the nominated names at worst, which the bound on header lines keeps small: the
+/// tokens of one head are at most half its bytes, its lines at most 256.
+fn mark_nominated(buffer: &[u8], fields: &mut [Field]) {
+    for index in 0..fields.len() {
+        if !matches!(
+            fields[index].meaning,
+            Meaning::EndToEnd | Meaning::RequestId
+        ) {
+            continue;
+        }
+        let name = fields[index].name.of(buffer);
+        let nominated = fields
+            .iter()
+            .filter(|field| field.meaning == Meaning::Connection)
+            .flat_map(|field| tokens(field.value.of(buffer)))
+            .any(|token| token.eq_ignore_ascii_case(name));
+        if nominated {
+            fields[index].meaning = Meaning::HopByHop;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_mean_what_they_mean_in_any_case() {
+        assert_eq!(Meaning::of(b"HOST"), Meaning::Host);
+        assert_eq!(Meaning::of(b"Transfer-encoding"), Meaning::TransferEncoding);
+        assert_eq!(Meaning::of(b"Transfer_Encoding"), Meaning::HopByHop);
+        assert_eq!(Meaning::of(b"Proxy-Authorization"), Meaning::HopByHop);
+        assert_eq!(Meaning::of(b"proxy-x"), Meaning::HopByHop);
+        assert_eq!(Meaning::of(b"proxy"), Meaning::EndToEnd);
+        assert_eq!(Meaning::of(b"HTTP2-Settings"), Meaning::HopByHop);
+        assert_eq!(Meaning::of(b"content-type"), Meaning::EndToEnd);
+        assert_eq!(
+            Meaning::of(b"endpoint-load-metrics-json"),
+            Meaning::LoadReport
+        );
+    }
+
+    #[test]
+    fn tokens_are_trimmed_and_empty_ones_left_out() {
+        let found: Vec<&[u8]> = tokens(b" a ,,\tb\t, ").collect();
+        assert_eq!(found, [b"a".as_slice(), b"b"]);
+    }
 }

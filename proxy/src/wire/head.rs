@@ -1,5 +1,9 @@
 //! What request and response heads share: spans, limits, versions, and the errors of both.
 
+use std::mem::MaybeUninit;
+
+use memchr::memchr_iter;
+
 /// A range of the buffer that a head was parsed from.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Span {
@@ -48,7 +52,11 @@ pub const MAX_HEADERS: usize = 256;
 
 impl Default for HeadLimits {
     fn default() -> Self {
-        Self { head_bytes: 64 * 1024, headers: 100, target_bytes: 8 * 1024 }
+        Self {
+            head_bytes: 64 * 1024,
+            headers: 100,
+            target_bytes: 8 * 1024,
+        }
     }
 }
 
@@ -57,9 +65,9 @@ impl Default for HeadLimits {
 #[derive(Clone, Copy, Debug, Default)]
 pub struct HeadSearch {
     /// Bytes searched for a blank line.
-    pub(crate) scanned: usize,
+    scanned: usize,
     /// Length of the buffer at which an unfinished head is parsed next.
-    pub(crate) next_try: usize,
+    next_try: usize,
 }
 
 /// Why a head was refused. A connection is never used again after one.
@@ -158,5 +166,95 @@ impl HeadError {
             | Self::Host
             | Self::Status => "bad_request",
         }
+    }
+}
+
+impl HeadSearch {
+    /// Whether `buffer` is worth parsing now: a blank line is in sight, or it has doubled since
+    /// the last try. So a head that dribbles in byte by byte costs linear work all the same, and
+    /// a malformed one is refused long before its end.
+    pub(crate) fn due(&mut self, buffer: &[u8]) -> bool {
+        let from = self.scanned.saturating_sub(2).min(buffer.len());
+        self.scanned = buffer.len();
+        let due = has_blank_line(&buffer[from..]) || buffer.len() >= self.next_try;
+        if due {
+            self.next_try = buffer.len().saturating_mul(2);
+        }
+        due
+    }
+}
+
+/// Space for the header lines of one head. On the stack and not initialised: 256 lines are 8 KiB.
+pub(crate) type HeaderSpace<'a> = [MaybeUninit<httparse::Header<'a>>; MAX_HEADERS];
+
+/// Fresh space for header lines.
+pub(crate) fn header_space<'a>() -> HeaderSpace<'a> {
+    [const { MaybeUninit::uninit() }; MAX_HEADERS]
+}
+
+/// The span of `part`, which httparse cut out of `buffer`.
+pub(crate) fn span_in(buffer: &[u8], part: &[u8]) -> Span {
+    let start = (part.as_ptr() as usize).wrapping_sub(buffer.as_ptr() as usize);
+    debug_assert!(
+        start + part.len() <= buffer.len(),
+        "the part must lie in the buffer"
+    );
+    Span {
+        start: start as u32,
+        end: (start + part.len()) as u32,
+    }
+}
+
+/// Every LF of a head must follow a CR; httparse alone would let a bare one pass.
+pub(crate) fn check_line_ends(head: &[u8]) -> Result<(), HeadError> {
+    let bare = memchr_iter(b'\n', head).any(|at| at == 0 || head[at - 1] != b'\r');
+    if bare { Err(HeadError::Header) } else { Ok(()) }
+}
+
+/// Bytes of empty lines at the start of `buffer`.
+pub(crate) fn empty_lines(buffer: &[u8]) -> usize {
+    buffer
+        .iter()
+        .take_while(|&&byte| byte == b'\r' || byte == b'\n')
+        .count()
+}
+
+fn has_blank_line(bytes: &[u8]) -> bool {
+    memchr_iter(b'\n', bytes).any(|at| {
+        let after = &bytes[at + 1..];
+        after.starts_with(b"\n") || after.starts_with(b"\r\n")
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_dribbled_head_is_parsed_a_logarithmic_number_of_times() {
+        let mut search = HeadSearch::default();
+        let head = vec![b'a'; 65_536];
+        let tries = (1..=head.len())
+            .filter(|&len| search.due(&head[..len]))
+            .count();
+        assert_eq!(tries, 17);
+    }
+
+    #[test]
+    fn a_blank_line_split_anywhere_is_seen() {
+        let head = b"GET / HTTP/1.1\r\n\r\n";
+        for cut in 1..head.len() {
+            let mut search = HeadSearch::default();
+            search.due(&head[..cut]);
+            search.next_try = usize::MAX;
+            assert!(search.due(head), "cut at {cut}");
+        }
+    }
+
+    #[test]
+    fn bare_line_feeds_are_refused() {
+        assert_eq!(check_line_ends(b"a\r\nb\r\n\r\n"), Ok(()));
+        assert_eq!(check_line_ends(b"a\r\nb\n\r\n"), Err(HeadError::Header));
+        assert_eq!(check_line_ends(b"\na"), Err(HeadError::Header));
     }
 }

@@ -1,14 +1,23 @@
 //! The heads the proxy writes: requests to engines, responses to clients.
+//!
+//! End-to-end lines are copied whole, in order, byte for byte; what belongs to one connection is
+//! left out and written anew. So exactly one framing line, one `Host` and one `x-request-id`
+//! leave, whatever came.
 
+use std::io::Write as _;
+
+use crate::wire::answer::connection_line;
+use crate::wire::field::{Field, Meaning};
 use crate::wire::framing::{RequestFraming, ResponseFraming};
-use crate::wire::head::Version;
+use crate::wire::head::{Span, Version};
 use crate::wire::request_head::RequestHead;
 use crate::wire::response_head::ResponseHead;
 
 /// What a forwarded request head takes from the engine and from us.
 #[derive(Clone, Copy, Debug)]
 pub struct EngineRequest<'a> {
-    /// Value of `Host`: the engine's authority.
+    /// Value of `Host`. The engine's authority replaces the client's: the name a client used for
+    /// the proxy means nothing to the engine.
     pub authority: &'a str,
     /// How the body is framed towards the engine.
     pub framing: RequestFraming,
@@ -16,17 +25,6 @@ pub struct EngineRequest<'a> {
     pub bearer: Option<&'a [u8]>,
     /// The one `x-request-id`.
     pub request_id: &'a RequestId,
-}
-
-/// Appends the forwarded request head to `out`. `buffer` is what `head` was parsed from.
-pub fn write_request(
-    out: &mut Vec<u8>,
-    head: &RequestHead,
-    buffer: &[u8],
-    engine: &EngineRequest<'_>,
-) {
-    let _ = (out, head, buffer, engine);
-    unimplemented!("request")
 }
 
 /// What a forwarded response head takes from the client's connection and from us.
@@ -61,8 +59,14 @@ impl Relay {
     /// The relay for an engine's framing and a client's version.
     #[must_use]
     pub fn new(framing: ResponseFraming, client: Version) -> Self {
-        let _ = (framing, client);
-        unimplemented!("relay")
+        match (framing, client) {
+            (ResponseFraming::None, _) => Self::Nothing,
+            (ResponseFraming::Sized(length), _) => Self::Sized(length),
+            (ResponseFraming::Chunked, Version::Http11) => Self::Chunked,
+            (ResponseFraming::Chunked, Version::Http10) => Self::Unwrap,
+            (ResponseFraming::UntilClose, Version::Http11) => Self::WrapInChunks,
+            (ResponseFraming::UntilClose, Version::Http10) => Self::UntilClose,
+        }
     }
 
     /// The client can only see the end of the body by the connection's close.
@@ -72,26 +76,109 @@ impl Relay {
     }
 }
 
-/// Appends the forwarded response head to `out` and says how the body follows.
+/// Appends the forwarded request head to `out`. `buffer` is what `head` was parsed from.
+pub fn write_request(
+    out: &mut Vec<u8>,
+    head: &RequestHead,
+    buffer: &[u8],
+    engine: &EngineRequest<'_>,
+) {
+    out.reserve(head.len + engine.authority.len() + 256);
+    out.extend_from_slice(head.method_span.of(buffer));
+    out.push(b' ');
+    let origin = head.origin.of(buffer);
+    if !origin.starts_with(b"/") {
+        out.push(b'/');
+    }
+    out.extend_from_slice(origin);
+    out.extend_from_slice(b" HTTP/1.1\r\nhost: ");
+    out.extend_from_slice(engine.authority.as_bytes());
+    out.extend_from_slice(b"\r\n");
+    for field in &head.fields {
+        match field.meaning {
+            // A load report is a response's header; in a request it means nothing special.
+            Meaning::EndToEnd | Meaning::LoadReport => copy_line(out, buffer, field),
+            Meaning::Authorization if engine.bearer.is_none() => copy_line(out, buffer, field),
+            Meaning::Authorization
+            | Meaning::RequestId
+            | Meaning::Connection
+            | Meaning::KeepAlive
+            | Meaning::HopByHop
+            | Meaning::Host
+            | Meaning::ContentLength
+            | Meaning::TransferEncoding
+            | Meaning::Expect => {}
+        }
+    }
+    if let Some(token) = engine.bearer {
+        out.extend_from_slice(b"authorization: Bearer ");
+        out.extend_from_slice(token);
+        out.extend_from_slice(b"\r\n");
+    }
+    write_request_id(out, engine.request_id);
+    match engine.framing {
+        RequestFraming::None => {}
+        RequestFraming::Sized(length) => write_length(out, length),
+        RequestFraming::Chunked => out.extend_from_slice(CHUNKED_LINE),
+    }
+    out.extend_from_slice(b"\r\n");
+}
+
+/// Appends the forwarded response head to `out` and says how the body follows. An answer without
+/// a body keeps the length it states (HEAD, 304), except where none may be stated (204).
 pub fn write_response(
     out: &mut Vec<u8>,
     head: &ResponseHead,
     buffer: &[u8],
     client: &ClientResponse<'_>,
 ) -> Relay {
-    let _ = (out, head, buffer, client);
-    unimplemented!("response")
+    let relay = Relay::new(head.framing, client.version);
+    out.reserve(head.len + 256);
+    write!(out, "HTTP/1.1 {} ", head.status).expect("writing to memory cannot fail");
+    out.extend_from_slice(head.reason.of(buffer));
+    out.extend_from_slice(b"\r\n");
+    for field in &head.fields {
+        match field.meaning {
+            Meaning::EndToEnd | Meaning::Authorization | Meaning::Expect => {
+                copy_line(out, buffer, field);
+            }
+            Meaning::ContentLength if relay == Relay::Nothing && head.status != 204 => {
+                copy_line(out, buffer, field);
+            }
+            Meaning::RequestId
+            | Meaning::Connection
+            | Meaning::KeepAlive
+            | Meaning::HopByHop
+            | Meaning::Host
+            | Meaning::ContentLength
+            | Meaning::TransferEncoding
+            | Meaning::LoadReport => {}
+        }
+    }
+    write_request_id(out, client.request_id);
+    match relay {
+        Relay::Sized(length) => write_length(out, length),
+        Relay::Chunked | Relay::WrapInChunks => out.extend_from_slice(CHUNKED_LINE),
+        Relay::Nothing | Relay::Unwrap | Relay::UntilClose => {}
+    }
+    let keep_alive = client.keep_alive && !relay.ends_by_close();
+    out.extend_from_slice(connection_line(client.version, keep_alive));
+    out.extend_from_slice(b"\r\n");
+    relay
 }
 
-/// Appends the line that opens a chunk of `len` payload bytes (`len` > 0); CR LF follows the
-/// payload.
+/// Appends the line that opens a chunk of `len` payload bytes; CR LF follows the payload.
+///
+/// `len` must not be 0: that would be the last chunk.
 pub fn write_chunk_size(out: &mut Vec<u8>, len: usize) {
-    let _ = (out, len);
-    unimplemented!("chunk size")
+    debug_assert!(len > 0, "an empty chunk would end the body");
+    write!(out, "{len:x}\r\n").expect("writing to memory cannot fail");
 }
 
 /// The end of a chunked body without trailers.
 pub const LAST_CHUNK: &[u8] = b"0\r\n\r\n";
+
+const CHUNKED_LINE: &[u8] = b"transfer-encoding: chunked\r\n";
 
 /// A request's id: the client's where it is fit, else one made here.
 #[derive(Clone, Copy)]
@@ -104,18 +191,29 @@ impl RequestId {
     /// Longest id kept.
     pub const MAX_LEN: usize = 128;
 
-    /// The client's `x-request-id` where it is 1 to 128 visible ASCII bytes, else `random` in hex.
+    /// The client's first `x-request-id` that is 1 to 128 visible ASCII bytes, else `random` in
+    /// hex.
     #[must_use]
     pub fn choose(head: &RequestHead, buffer: &[u8], random: u128) -> Self {
-        let _ = (head, buffer, random);
-        unimplemented!("request id")
+        head.fields
+            .iter()
+            .filter(|field| field.meaning == Meaning::RequestId)
+            .find_map(|field| Self::kept(field.value.of(buffer)))
+            .unwrap_or_else(|| Self::made(random))
     }
 
     /// `random` in hex.
     #[must_use]
     pub fn made(random: u128) -> Self {
-        let _ = random;
-        unimplemented!("request id")
+        let mut id = Self {
+            bytes: [0; Self::MAX_LEN],
+            len: 32,
+        };
+        for (at, byte) in id.bytes[..32].iter_mut().enumerate() {
+            let digit = (random >> (124 - 4 * at)) as u8 & 15;
+            *byte = b"0123456789abcdef"[usize::from(digit)];
+        }
+        id
     }
 
     /// The bytes.
@@ -123,10 +221,196 @@ impl RequestId {
     pub fn as_bytes(&self) -> &[u8] {
         &self.bytes[..usize::from(self.len)]
     }
+
+    fn kept(value: &[u8]) -> Option<Self> {
+        let fit =
+            (1..=Self::MAX_LEN).contains(&value.len()) && value.iter().all(u8::is_ascii_graphic);
+        if !fit {
+            return None;
+        }
+        let mut id = Self {
+            bytes: [0; Self::MAX_LEN],
+            len: value.len() as u8,
+        };
+        id.bytes[..value.len()].copy_from_slice(value);
+        Some(id)
+    }
 }
 
 impl std::fmt::Debug for RequestId {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(&String::from_utf8_lossy(self.as_bytes()))
+    }
+}
+
+/// Copies a line as it came, the white space around its colon included.
+fn copy_line(out: &mut Vec<u8>, buffer: &[u8], field: &Field) {
+    if field.value.is_empty() {
+        out.extend_from_slice(field.name.of(buffer));
+        out.extend_from_slice(b":");
+    } else {
+        let line = Span {
+            start: field.name.start,
+            end: field.value.end,
+        };
+        out.extend_from_slice(line.of(buffer));
+    }
+    out.extend_from_slice(b"\r\n");
+}
+
+fn write_request_id(out: &mut Vec<u8>, id: &RequestId) {
+    out.extend_from_slice(b"x-request-id: ");
+    out.extend_from_slice(id.as_bytes());
+    out.extend_from_slice(b"\r\n");
+}
+
+fn write_length(out: &mut Vec<u8>, length: u64) {
+    write!(out, "content-length: {length}\r\n").expect("writing to memory cannot fail");
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::wire::head::{HeadLimits, HeadSearch};
+
+    fn request(text: &str) -> RequestHead {
+        RequestHead::parse(
+            text.as_bytes(),
+            &mut HeadSearch::default(),
+            &HeadLimits::default(),
+        )
+        .unwrap()
+        .unwrap()
+    }
+
+    fn response(text: &str, to_head: bool) -> ResponseHead {
+        let (mut search, limits) = (HeadSearch::default(), HeadLimits::default());
+        ResponseHead::parse(text.as_bytes(), &mut search, &limits, to_head)
+            .unwrap()
+            .unwrap()
+    }
+
+    fn forwarded(text: &str, framing: RequestFraming, bearer: Option<&[u8]>) -> String {
+        let head = request(text);
+        let id = RequestId::choose(&head, text.as_bytes(), 0xabc);
+        let engine = EngineRequest {
+            authority: "e:1",
+            framing,
+            bearer,
+            request_id: &id,
+        };
+        let mut out = Vec::new();
+        write_request(&mut out, &head, text.as_bytes(), &engine);
+        String::from_utf8(out).unwrap()
+    }
+
+    fn answered(text: &str, to_head: bool, version: Version) -> (String, Relay) {
+        let head = response(text, to_head);
+        let id = RequestId::made(1);
+        let client = ClientResponse {
+            version,
+            keep_alive: true,
+            request_id: &id,
+        };
+        let mut out = Vec::new();
+        let relay = write_response(&mut out, &head, text.as_bytes(), &client);
+        (String::from_utf8(out).unwrap(), relay)
+    }
+
+    #[test]
+    fn end_to_end_lines_cross_byte_for_byte_and_in_order() {
+        let text = "POST /v1/x?q=%2F HTTP/1.0\r\nX-B:  two  words \r\nHost: client\r\n\
+                    content-length: 27\r\nX-Request-Id: abc\r\nAuthorization: Bearer u\r\n\
+                    X-Empty:\r\nx-a:1\r\n\r\n";
+        assert_eq!(
+            forwarded(text, RequestFraming::Sized(27), None),
+            "POST /v1/x?q=%2F HTTP/1.1\r\nhost: e:1\r\nX-B:  two  words\r\n\
+             Authorization: Bearer u\r\nX-Empty:\r\nx-a:1\r\nx-request-id: abc\r\n\
+             content-length: 27\r\n\r\n"
+        );
+    }
+
+    #[test]
+    fn b04_b15_what_belongs_to_a_connection_stays_on_it() {
+        let text = "POST /v1/x HTTP/1.1\r\nHost: x\r\nConnection: Upgrade, x-hop, authorization\r\n\
+                    Upgrade: h2c\r\nHTTP2-Settings: AAMAAABkAAQAAP__\r\nX-Hop: 1\r\n\
+                    Keep-Alive: timeout=5\r\nTE: trailers\r\nProxy-Authorization: x\r\n\
+                    Proxy-Connection: close\r\nExpect: 100-continue\r\nAuthorization: Bearer u\r\n\
+                    Transfer-Encoding: chunked\r\nTransfer_Encoding: chunked\r\n\
+                    X-Request-Id: bad id\r\n\r\n";
+        assert_eq!(
+            forwarded(text, RequestFraming::Sized(9), Some(b"secret")),
+            "POST /v1/x HTTP/1.1\r\nhost: e:1\r\nauthorization: Bearer secret\r\n\
+             x-request-id: 00000000000000000000000000000abc\r\ncontent-length: 9\r\n\r\n"
+        );
+    }
+
+    #[test]
+    fn an_absolute_target_is_written_in_origin_form() {
+        let text = "GET http://a?q HTTP/1.1\r\nHost: b\r\n\r\n";
+        let out = forwarded(text, RequestFraming::None, None);
+        assert!(
+            out.starts_with("GET /?q HTTP/1.1\r\nhost: e:1\r\nx-request-id: "),
+            "{out}"
+        );
+    }
+
+    #[test]
+    fn a_response_keeps_its_framing_and_loses_its_connection_lines() {
+        let text = "HTTP/1.1 200 Fine\r\nServer: s\r\nTransfer-Encoding: chunked\r\n\
+                    Connection: x-hop\r\nX-Hop: 1\r\nKeep-Alive: timeout=5\r\n\
+                    endpoint-load-metrics: TEXT a=1\r\nX-Request-Id: engine\r\n\r\n";
+        let id = "00000000000000000000000000000001";
+        let (out, relay) = answered(text, false, Version::Http11);
+        assert_eq!(relay, Relay::Chunked);
+        assert_eq!(
+            out,
+            format!(
+                "HTTP/1.1 200 Fine\r\nServer: s\r\nx-request-id: {id}\r\n\
+                 transfer-encoding: chunked\r\n\r\n"
+            )
+        );
+        let (out, relay) = answered(text, false, Version::Http10);
+        assert_eq!(relay, Relay::Unwrap);
+        assert_eq!(
+            out,
+            format!(
+                "HTTP/1.1 200 Fine\r\nServer: s\r\nx-request-id: {id}\r\nconnection: close\r\n\r\n"
+            )
+        );
+    }
+
+    #[test]
+    fn unframed_and_bodyless_responses() {
+        let open = "HTTP/1.1 200 OK\r\n\r\n";
+        assert_eq!(
+            answered(open, false, Version::Http11).1,
+            Relay::WrapInChunks
+        );
+        assert_eq!(answered(open, false, Version::Http10).1, Relay::UntilClose);
+        let sized = "HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\n";
+        let (out, relay) = answered(sized, true, Version::Http11);
+        assert_eq!(relay, Relay::Nothing);
+        assert!(out.contains("Content-Length: 5\r\n"), "{out}");
+        let (out, relay) = answered(sized, false, Version::Http11);
+        assert_eq!(relay, Relay::Sized(5));
+        assert_eq!(
+            out.to_ascii_lowercase().matches("content-length").count(),
+            1
+        );
+        let empty = "HTTP/1.1 204 No Content\r\nContent-Length: 5\r\n\r\n";
+        let (out, relay) = answered(empty, false, Version::Http11);
+        assert_eq!(relay, Relay::Nothing);
+        assert!(
+            !out.to_ascii_lowercase().contains("content-length"),
+            "{out}"
+        );
+    }
+
+    #[test]
+    fn chunk_sizes_are_hex() {
+        let mut out = Vec::new();
+        write_chunk_size(&mut out, 0x1b);
+        assert_eq!(out, b"1b\r\n");
     }
 }
