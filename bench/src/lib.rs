@@ -1,1 +1,13 @@
-//! Pointsman: `bench`.
+//! The synthetic world: a mock engine, a load client, and a local world that joins them through
+//! the product's own processes.
+//!
+//! Nothing in here decides anything for the product; it stands where engines, users and distance
+//! would stand, and measures. Everything runs on one thread a process, so that a measurement on
+//! few cores says something about the subject and not about the instrument.
+
+pub mod alarm;
+pub mod engine;
+pub mod h1;
+pub mod load;
+pub mod stamp;
+pub mod sys;

@@ -1,2 +1,43 @@
-//! Binary.
-fn main() {}
+//! The command line of the synthetic world: one binary, one subcommand for each instrument.
+
+use anyhow::Context;
+use clap::{Parser, Subcommand};
+use pointsman_bench::{engine, load};
+
+/// Mock engines, load clients and a local world for Pointsman.
+#[derive(Parser)]
+#[command(name = "pointsman-bench", version)]
+struct Cli {
+    #[command(subcommand)]
+    instrument: Instrument,
+}
+
+#[derive(Subcommand)]
+enum Instrument {
+    /// Run OpenAI-compatible mock engines.
+    Engine(Box<engine::Args>),
+    /// Send load to an engine or a proxy and report what came back.
+    Load(Box<load::Args>),
+}
+
+fn main() -> anyhow::Result<()> {
+    let filter = tracing_subscriber::EnvFilter::try_from_default_env()
+        .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("info"));
+    tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr)
+        .init();
+    let cli = Cli::parse();
+    pointsman_bench::sys::raise_open_files();
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .context("cannot start the runtime")?;
+    let local = tokio::task::LocalSet::new();
+    local.block_on(&runtime, async {
+        match cli.instrument {
+            Instrument::Engine(args) => engine::run(*args).await,
+            Instrument::Load(args) => load::run(*args).await,
+        }
+    })
+}
