@@ -1,0 +1,127 @@
+//! One client connection: requests read off it one after the other, each answered before the next
+//! is looked at, so pipelined requests are answered in order.
+
+use std::rc::Rc;
+
+use monoio::net::TcpStream;
+
+use super::alarm::Ring;
+use super::client::Client;
+use super::inbound::{End, Filled};
+use super::refuse::{linger, refuse_head};
+use super::request::{self, After};
+use super::shard::Shard;
+use super::sys::Socket;
+use crate::clock::monotonic_ns;
+use crate::config::HalfClose;
+use crate::error::Error;
+use crate::wire::head::{HeadError, HeadSearch};
+use crate::wire::request_head::RequestHead;
+
+/// What waiting for a request came to.
+enum Next {
+    /// A request whose head is in the buffer.
+    Request(RequestHead),
+    /// Nobody is there, or nothing more is wanted: close without a word.
+    Quiet,
+    /// Something that is not a request.
+    Refused(Error),
+}
+
+/// Keeps the count of connections true.
+struct Connected(Rc<Shard>);
+
+/// Serves a connection to its end.
+pub(crate) async fn serve(shard: Rc<Shard>, stream: TcpStream) {
+    let _connected = Connected::enter(&shard);
+    let Ok(socket) = Socket::new(stream) else {
+        return;
+    };
+    let half_close = shard.config.half_close == HalfClose::Answer;
+    let read_ahead = shard.config.limits.head_bytes;
+    let mut client = Client::new(Rc::new(socket), &shard.alarms, half_close, read_ahead);
+    let mut bytes = Vec::new();
+    loop {
+        let after = match next_request(&shard, &mut client, &mut bytes).await {
+            Next::Request(head) => Box::pin(request::run(&shard, &mut client, &head, &bytes)).await,
+            Next::Refused(error) => refuse_head(&shard, &mut client, &error).await,
+            Next::Quiet => return,
+        };
+        match after {
+            After::Keep => {}
+            After::Close => return linger(&mut client).await,
+            After::Break => return,
+        }
+    }
+}
+
+/// Waits for a request and moves its head from the input into `bytes`.
+async fn next_request(shard: &Shard, client: &mut Client, bytes: &mut Vec<u8>) -> Next {
+    let timeouts = &shard.config.timeouts;
+    if client.inbound.filled().is_empty() {
+        if shard.is_draining() {
+            return Next::Quiet;
+        }
+        client
+            .alarm
+            .set(monotonic_ns() + timeouts.keepalive_ms * 1_000_000);
+        client.alarm.set_idle(true);
+        let filled = client.fill(shard.limits.head_bytes).await;
+        client.alarm.set_idle(false);
+        match filled {
+            Ok(Filled::More | Filled::Full) => {}
+            Ok(Filled::Ended(_)) | Err(_) => return Next::Quiet,
+        }
+    }
+    client
+        .alarm
+        .set(monotonic_ns() + timeouts.head_ms * 1_000_000);
+    let mut search = HeadSearch::default();
+    loop {
+        match RequestHead::parse(client.inbound.filled(), &mut search, &shard.limits) {
+            Ok(Some(head)) => {
+                bytes.clear();
+                bytes.extend_from_slice(&client.inbound.filled()[..head.len]);
+                client.inbound.consume(head.len);
+                return Next::Request(head);
+            }
+            Ok(None) => {}
+            Err(error) => return Next::Refused(Error::Head(error)),
+        }
+        // One byte over the limit, so that the parser sees that it is passed.
+        match client.fill(shard.limits.head_bytes + 1).await {
+            Ok(Filled::More) => {}
+            Ok(Filled::Full) => return Next::Refused(Error::Head(HeadError::TooLarge)),
+            Ok(Filled::Ended(End::Finished)) if !is_blank(client.inbound.filled()) => {
+                return Next::Refused(Error::Head(HeadError::FirstLine));
+            }
+            Ok(Filled::Ended(_)) => return Next::Quiet,
+            Err(Ring::Due) => {
+                return Next::Refused(Error::HeadTimeout {
+                    limit_ms: timeouts.head_ms,
+                });
+            }
+            Err(Ring::Leave | Ring::Stop) => return Next::Quiet,
+        }
+    }
+}
+
+/// Whether nothing but line ends arrived: no request was begun.
+fn is_blank(bytes: &[u8]) -> bool {
+    bytes.iter().all(|byte| matches!(byte, b'\r' | b'\n'))
+}
+
+impl Connected {
+    fn enter(shard: &Rc<Shard>) -> Self {
+        shard.connections.set(shard.connections.get() + 1);
+        shard.metrics.client_connections.increment();
+        Self(Rc::clone(shard))
+    }
+}
+
+impl Drop for Connected {
+    fn drop(&mut self) {
+        self.0.connections.set(self.0.connections.get() - 1);
+        self.0.metrics.client_connections.decrement();
+    }
+}

@@ -1,0 +1,330 @@
+//! The phases of a request that deal with engines: choose one, try it, deliver its answer.
+//!
+//! The loop here is the only place where a request meets a second engine. What follows a failure
+//! is said by the table in [`crate::decide::retry`]; that a token is left by the shard's budget;
+//! which engine by the policy of that moment. Once a byte of an answer went to the client there is
+//! no way back into the loop.
+
+use pointsman_shm::signals::Outcome;
+
+use super::attempt::{Attempt, NotOpened, Opened, outcome_of, outcome_of_status};
+use super::body::Body;
+use super::client::Interrupt;
+use super::engines::EngineView;
+use super::exchange::Outgoing;
+use super::meter::Meter;
+use super::request::{After, Delivered, Story};
+use super::stream::{Ending, Stream};
+use super::target::{self, Choice, Target};
+use crate::clock::monotonic_ns;
+use crate::decide::retry::{self, AttemptEnd, Connection, CutOff, Next};
+use crate::decide::select::Tried;
+use crate::error::{Error, Result};
+use crate::wire::framing::RequestFraming;
+use crate::wire::http1_write::{ClientResponse, EngineRequest, RequestId, write_request};
+use crate::wire::request_head::RequestHead;
+use crate::wire::response_head::ResponseHead;
+
+/// Bodies up to this size leave in the same write as their head.
+const BESIDE_HEAD: usize = 16 * 1024;
+
+/// Where a request stands in its attempts.
+struct Course<'a> {
+    target: &'a Target,
+    tried: Tried,
+    /// Another attempt may be remembered, so another attempt may be made.
+    has_room: bool,
+}
+
+impl Story<'_> {
+    /// Tries engines until one answers, the table of retries says no, or the budget does.
+    pub(super) async fn attempts(&mut self, target: &Target, body: &Body) -> Result<Delivered> {
+        let mut course = Course {
+            target,
+            tried: Tried::default(),
+            has_room: true,
+        };
+        let mut choice = target::choose(self.shard, target, &course.tried)?;
+        self.admitted(&choice, target);
+        loop {
+            course.has_room = course.tried.push(choice.engine.slot);
+            let mut attempt = Attempt::start(self.shard, &choice.engine, choice.pair);
+            let (head, bytes, id) = (self.head, self.bytes, self.id);
+            let outgoing = || outgoing(head, bytes, &id, &choice.engine, body);
+            let (end, connection) = match attempt.open(self.client, outgoing).await {
+                Err(NotOpened::Failed(end, connection)) => (end, connection),
+                Err(NotOpened::Full) => return Err(Error::EnginesBusy),
+                Err(NotOpened::Interrupted(interrupt)) => {
+                    attempt.set_outcome(outcome_of_interrupt(interrupt));
+                    return Err(self.interrupted(interrupt));
+                }
+                Ok(opened) => {
+                    let end = AttemptEnd::Status(opened.answer.head.status);
+                    let connection = connection_of(opened.conn.reused);
+                    if opened.answer.head.status >= 400
+                        && let Some(next) = self.next(end, connection, &course)
+                    {
+                        attempt.set_outcome(outcome_of(end));
+                        choice = next;
+                        continue;
+                    }
+                    match self.deliver(&mut attempt, opened).await? {
+                        Ok(delivered) => return Ok(delivered),
+                        Err(end) => (end, connection),
+                    }
+                }
+            };
+            attempt.set_outcome(outcome_of(end));
+            drop(attempt);
+            choice = match self.next(end, connection, &course) {
+                Some(next) => next,
+                None => return Err(self.failed(end)),
+            };
+        }
+    }
+
+    /// The engine of the next attempt, if there may be one: the table allows it, an engine is
+    /// left, and the budget has a token. The token is taken last and never given back.
+    fn next(&self, end: AttemptEnd, connection: Connection, course: &Course<'_>) -> Option<Choice> {
+        let next = retry::next(end, connection, CutOff::Before, self.shard.rules);
+        if next != Next::AnotherEngine || !course.has_room || course.tried.is_full() {
+            return None;
+        }
+        let now_ns = monotonic_ns();
+        if now_ns >= self.client.total_due_ns {
+            return None;
+        }
+        let choice = target::choose(self.shard, course.target, &course.tried).ok()?;
+        if !self.shard.retries.borrow_mut().take(now_ns) {
+            return None;
+        }
+        self.shard.metrics.retry(outcome_of(end));
+        Some(choice)
+    }
+
+    /// Relays an answer. The inner error is a failure that the client has seen nothing of.
+    async fn deliver(
+        &mut self,
+        attempt: &mut Attempt,
+        opened: Opened,
+    ) -> Result<std::result::Result<Delivered, AttemptEnd>> {
+        let Opened { conn, answer } = opened;
+        let (status, keep_alive_s) = (answer.head.status, answer.head.keep_alive_timeout_s);
+        let keeps = self.may_keep();
+        let response = ClientResponse {
+            version: self.head.version,
+            keep_alive: keeps,
+            request_id: &self.id,
+        };
+        let is_json = is_json(&answer.head, &answer.bytes);
+        let sent_ns = answer.sent_ns.unwrap_or_else(monotonic_ns);
+        let mut meter = Meter::new(&answer.head, is_json, sent_ns);
+        let mut stream = Stream {
+            client: self.client,
+            engine: &conn,
+            meter: &mut meter,
+            on_gap_us: &|us| attempt.measure(|cell| cell.tbot_us(us)),
+            patience: self.shard.patience,
+            first_write_ns: None,
+            seen: false,
+            ends_by_close: false,
+        };
+        let (ending, input, out) = stream
+            .run(answer, &response, self.shard.buffers.take())
+            .await;
+        let (seen, first_write_ns) = (stream.seen, stream.first_write_ns);
+        let ends_by_close = stream.ends_by_close;
+        self.shard.buffers.put(input);
+        self.shard.buffers.put(out);
+        self.measure(attempt, &meter, first_write_ns);
+        let broken = Delivered {
+            status,
+            after: After::Break,
+        };
+        Ok(Ok(match ending {
+            Ending::Whole { reusable } => {
+                attempt.set_outcome(outcome_of_whole(status, &meter));
+                if reusable {
+                    self.shard.pools.put(conn, keep_alive_s, monotonic_ns());
+                }
+                let after = if keeps && !ends_by_close {
+                    After::Keep
+                } else {
+                    After::Close
+                };
+                Delivered { status, after }
+            }
+            Ending::Unseen(end) => return Ok(Err(end)),
+            Ending::Cut(end) => {
+                attempt.set_outcome(outcome_of(end));
+                tracing::debug!(engine = attempt.engine.id, ?end, "a stream broke");
+                self.show_broken(ends_by_close);
+                broken
+            }
+            Ending::Interrupted(Interrupt::Stop) => {
+                conn.socket.shutdown();
+                if !seen {
+                    return Err(Error::Draining);
+                }
+                self.show_broken(ends_by_close);
+                broken
+            }
+            // A client that takes nothing until the deadline is as good as gone.
+            Ending::Interrupted(Interrupt::Gone | Interrupt::Due) => {
+                conn.socket.shutdown();
+                attempt.set_outcome(Outcome::ClientCancel);
+                return Err(Error::ClientGone);
+            }
+        }))
+    }
+
+    /// Makes sure that the client cannot take a broken answer for a whole one. A missing last
+    /// chunk and a missing byte say so by themselves; an answer that ends by closing needs a reset.
+    fn show_broken(&self, ends_by_close: bool) {
+        if ends_by_close {
+            self.client.socket.reset_on_close();
+        }
+    }
+
+    fn admitted(&self, choice: &Choice, target: &Target) {
+        self.shard.retries.borrow_mut().earn();
+        self.count(|cell| {
+            cell.admitted(target.priority);
+            if choice.table.1 > 0 {
+                cell.block(choice.table.0, choice.table.1, choice.work_milli);
+            }
+            if choice.moved {
+                cell.moved();
+            }
+        });
+    }
+
+    fn measure(&self, attempt: &Attempt, meter: &Meter, first_write_ns: Option<u64>) {
+        let Some(ttft_us) = meter.ttft_us() else {
+            return;
+        };
+        attempt.measure(|cell| cell.ttft_us(ttft_us));
+        let signals = self.shard.signals.borrow();
+        if let Some(cell) = signals.segment().pair(attempt.pair.0, attempt.pair.1) {
+            cell.ttft_us(ttft_us);
+            let (sum_us, gaps) = meter.gaps_us();
+            if gaps > 0 {
+                cell.tbot_us(sum_us, gaps);
+            }
+            if let Some(tokens) = meter.tokens() {
+                cell.tokens(
+                    tokens.prompt,
+                    tokens.cached,
+                    tokens.output,
+                    tokens.estimated,
+                );
+            }
+        }
+        drop(signals);
+        if let Some(at_ns) = first_write_ns {
+            let client_us = at_ns.saturating_sub(self.started_ns) / 1_000;
+            self.shard.metrics.ttft.observe_us(client_us);
+            self.count(|cell| cell.client_ttft_us(client_us));
+        }
+    }
+
+    /// The error of the last attempt.
+    fn failed(&self, end: AttemptEnd) -> Error {
+        let timeouts = &self.shard.config.timeouts;
+        match end {
+            AttemptEnd::ConnectRefused | AttemptEnd::ConnectTimeout | AttemptEnd::StreamRefused => {
+                Error::EngineUnreachable
+            }
+            AttemptEnd::ClosedBeforeSend
+            | AttemptEnd::ResetBeforeByte
+            | AttemptEnd::ResetBeforeBody
+            | AttemptEnd::MidBody => Error::EngineReset,
+            AttemptEnd::BadHead => Error::EngineProtocol {
+                what: "its head cannot be understood",
+            },
+            AttemptEnd::Status(_) => Error::EngineProtocol {
+                what: "its answer was lost",
+            },
+            AttemptEnd::FirstByteTimeout | AttemptEnd::Stall => match timeouts.total_ms {
+                Some(limit_ms) if monotonic_ns() >= self.client.total_due_ns => {
+                    Error::TotalTimeout { limit_ms }
+                }
+                _ => Error::EngineTimeout {
+                    limit_ms: timeouts.first_byte_ms,
+                },
+            },
+            AttemptEnd::ClientGone => Error::ClientGone,
+            AttemptEnd::Ours => match timeouts.total_ms {
+                Some(limit_ms) if monotonic_ns() >= self.client.total_due_ns => {
+                    Error::TotalTimeout { limit_ms }
+                }
+                _ => Error::Internal,
+            },
+        }
+    }
+}
+
+/// The request as it goes to `engine`.
+fn outgoing<'a>(
+    head: &RequestHead,
+    bytes: &[u8],
+    id: &RequestId,
+    engine: &EngineView,
+    body: &'a Body,
+) -> Outgoing<'a> {
+    let mut out = Vec::with_capacity(head.len + 256 + body.len().min(BESIDE_HEAD));
+    let request = EngineRequest {
+        authority: &engine.authority,
+        framing: RequestFraming::Sized(body.len() as u64),
+        bearer: engine.bearer.as_deref(),
+        request_id: id,
+    };
+    write_request(&mut out, head, bytes, &request);
+    if body.len() > BESIDE_HEAD {
+        return Outgoing {
+            head: out,
+            pieces: body.pieces(),
+        };
+    }
+    body.pieces()
+        .iter()
+        .for_each(|piece| out.extend_from_slice(piece));
+    Outgoing {
+        head: out,
+        pieces: &[],
+    }
+}
+
+fn connection_of(reused: bool) -> Connection {
+    if reused {
+        Connection::Reused
+    } else {
+        Connection::Fresh
+    }
+}
+
+fn outcome_of_interrupt(interrupt: Interrupt) -> Outcome {
+    match interrupt {
+        Interrupt::Gone => Outcome::ClientCancel,
+        Interrupt::Due => Outcome::FirstByteTimeout,
+        Interrupt::Stop => Outcome::Ours,
+    }
+}
+
+/// A whole answer may still carry an error inside its stream. One without a code, or with one of
+/// the engine's own, counts against the engine; the client's mistakes do not.
+fn outcome_of_whole(status: u16, meter: &Meter) -> Outcome {
+    match meter.error() {
+        None => outcome_of_status(status),
+        Some(Some(code)) if (400..500).contains(&code) => Outcome::ClientError,
+        Some(_) => Outcome::StreamError,
+    }
+}
+
+fn is_json(head: &ResponseHead, bytes: &[u8]) -> bool {
+    head.header(bytes, "content-type").is_some_and(|value| {
+        value
+            .get(..16)
+            .is_some_and(|kind| kind.eq_ignore_ascii_case(b"application/json"))
+    })
+}

@@ -1,0 +1,126 @@
+//! A client's sending side: everything the proxy reads from a client comes through here.
+//!
+//! Reading is "wait until there is something, then take it without blocking", not a read that
+//! waits. The wait can be dropped at any time without losing a byte, and the same wait that asks
+//! for the next request tells, while an engine is silent, that the client has left. Bytes that
+//! arrive during an answer (pipelined requests) are taken up to a bound, so that the end behind
+//! them is seen too and no wait ever spins on data that nobody takes.
+
+use std::io;
+use std::pin::Pin;
+use std::rc::Rc;
+use std::task::{Context, Poll, ready};
+
+use super::input::Input;
+use super::sys::{Socket, is_transient};
+
+/// The sending side of a client's connection.
+pub(crate) struct Inbound {
+    socket: Rc<Socket>,
+    input: Input,
+    wait: Option<Pin<Box<dyn Future<Output = io::Result<()>>>>>,
+    end: Option<End>,
+}
+
+/// How a client's sending side ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum End {
+    /// A FIN: it sends no more, and may or may not still read.
+    Finished,
+    /// A reset or another error: it is gone.
+    Broken,
+}
+
+/// What waiting for bytes came to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Filled {
+    /// Bytes arrived.
+    More,
+    /// As many bytes wait as the caller allows.
+    Full,
+    /// No more will arrive.
+    Ended(End),
+}
+
+impl Inbound {
+    /// The sending side of `socket`.
+    pub(crate) fn new(socket: Rc<Socket>) -> Self {
+        Self {
+            socket,
+            input: Input::default(),
+            wait: None,
+            end: None,
+        }
+    }
+
+    /// What has arrived and is not consumed.
+    pub(crate) fn filled(&self) -> &[u8] {
+        self.input.filled()
+    }
+
+    /// Consumes the first `count` bytes.
+    pub(crate) fn consume(&mut self, count: usize) {
+        self.input.consume(count);
+    }
+
+    /// Waits until bytes arrived, with at most `limit` unconsumed ones in memory.
+    pub(crate) fn poll_fill(&mut self, limit: usize, context: &mut Context<'_>) -> Poll<Filled> {
+        loop {
+            if let Some(end) = self.end {
+                return Poll::Ready(Filled::Ended(end));
+            }
+            if self.input.room(limit).is_empty() {
+                return Poll::Ready(Filled::Full);
+            }
+            ready!(self.poll_readable(context));
+            if let Some(filled) = self.take(limit) {
+                return Poll::Ready(filled);
+            }
+        }
+    }
+
+    /// Resolves when the client left; until then takes what it sends, up to `limit` bytes. With
+    /// `half_close` a FIN alone is not leaving.
+    pub(crate) fn poll_gone(
+        &mut self,
+        limit: usize,
+        half_close: bool,
+        context: &mut Context<'_>,
+    ) -> Poll<()> {
+        loop {
+            match ready!(self.poll_fill(limit, context)) {
+                Filled::More => {}
+                Filled::Full => return Poll::Pending,
+                Filled::Ended(End::Finished) if half_close => return Poll::Pending,
+                Filled::Ended(_) => return Poll::Ready(()),
+            }
+        }
+    }
+
+    fn poll_readable(&mut self, context: &mut Context<'_>) -> Poll<()> {
+        let socket = &self.socket;
+        let wait = self.wait.get_or_insert_with(|| {
+            let socket = Rc::clone(socket);
+            Box::pin(async move { socket.readable().await })
+        });
+        // A failed wait is looked into by the take that follows.
+        let _ = ready!(wait.as_mut().poll(context));
+        self.wait = None;
+        Poll::Ready(())
+    }
+
+    /// Takes what has arrived; nothing when the readiness was a false alarm.
+    fn take(&mut self, limit: usize) -> Option<Filled> {
+        let end = match self.socket.take(self.input.room(limit)) {
+            Ok(0) => End::Finished,
+            Ok(count) => {
+                self.input.filled_more(count);
+                return Some(Filled::More);
+            }
+            Err(error) if is_transient(&error) => return None,
+            Err(_) => End::Broken,
+        };
+        self.end = Some(end);
+        Some(Filled::Ended(end))
+    }
+}

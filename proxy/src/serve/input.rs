@@ -1,0 +1,117 @@
+//! What a client sent and nobody has consumed yet.
+//!
+//! One buffer a connection: it starts small, because most connections are idle most of the time,
+//! grows by doubling up to the limit its user names, and gives large memory back when emptied.
+
+/// Memory of an idle connection.
+const SMALL: usize = 4 * 1024;
+
+/// Bytes read ahead of their use.
+#[derive(Default)]
+pub(crate) struct Input {
+    bytes: Vec<u8>,
+    start: usize,
+    end: usize,
+}
+
+impl Input {
+    /// The bytes that wait.
+    pub(crate) fn filled(&self) -> &[u8] {
+        &self.bytes[self.start..self.end]
+    }
+
+    /// Whether no byte waits.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.start == self.end
+    }
+
+    /// Drops the first `count` bytes.
+    pub(crate) fn consume(&mut self, count: usize) {
+        debug_assert!(
+            count <= self.end - self.start,
+            "only what is there can be consumed"
+        );
+        self.start += count;
+        if self.is_empty() {
+            self.start = 0;
+            self.end = 0;
+            if self.bytes.len() > SMALL {
+                self.bytes = Vec::new();
+            }
+        }
+    }
+
+    /// Room for more, as long as at most `limit` bytes wait; empty when the limit is reached.
+    pub(crate) fn room(&mut self, limit: usize) -> &mut [u8] {
+        if self.start > 0 {
+            self.bytes.copy_within(self.start..self.end, 0);
+            self.end -= self.start;
+            self.start = 0;
+        }
+        if self.end == self.bytes.len() {
+            let larger = (self.bytes.len() * 2)
+                .max(SMALL)
+                .min(limit.max(self.bytes.len()));
+            self.bytes.resize(larger, 0);
+        }
+        let bound = self.bytes.len().min(limit.max(self.end));
+        &mut self.bytes[self.end..bound]
+    }
+
+    /// Counts `count` bytes written into the room.
+    pub(crate) fn filled_more(&mut self, count: usize) {
+        self.end += count;
+        debug_assert!(
+            self.end <= self.bytes.len(),
+            "more counted than there was room for"
+        );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn push(input: &mut Input, bytes: &[u8], limit: usize) -> usize {
+        let room = input.room(limit);
+        let count = room.len().min(bytes.len());
+        room[..count].copy_from_slice(&bytes[..count]);
+        input.filled_more(count);
+        count
+    }
+
+    #[test]
+    fn keeps_order_over_consuming_and_growing() {
+        let mut input = Input::default();
+        let bytes: Vec<u8> = (0..10_000_u32).map(|n| n as u8).collect();
+        let mut sent = 0;
+        let mut seen = Vec::new();
+        while seen.len() < bytes.len() {
+            sent += push(&mut input, &bytes[sent..], 8_192);
+            let take = input.filled().len().min(1_000);
+            seen.extend_from_slice(&input.filled()[..take]);
+            input.consume(take);
+        }
+        assert_eq!(seen, bytes);
+    }
+
+    #[test]
+    fn has_no_room_past_its_limit() {
+        let mut input = Input::default();
+        assert_eq!(push(&mut input, &[7; 100], 10), 10);
+        assert_eq!(input.room(10).len(), 0);
+        input.consume(4);
+        assert_eq!(input.room(10).len(), 4);
+    }
+
+    #[test]
+    fn gives_large_memory_back() {
+        let mut input = Input::default();
+        while input.filled().len() < 60_000 {
+            push(&mut input, &[1; 4_096], 65_536);
+        }
+        let all = input.filled().len();
+        input.consume(all);
+        assert!(input.bytes.is_empty());
+    }
+}

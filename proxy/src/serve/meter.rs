@@ -1,0 +1,153 @@
+//! What is measured while an answer streams by: times to and between tokens, and how many.
+//!
+//! Reading is for measurement only and bounded: an event too large for the sniffer, or an answer
+//! too large to keep, ends the measuring, never the stream. Token counts come from the engine's
+//! `usage` where it reports one; otherwise every event with text counts as one token and the count
+//! is marked estimated.
+
+use crate::wire::response_head::ResponseHead;
+use crate::wire::sse::{SseSniffer, Usage, usage_of_body};
+
+/// The measurements of one answer.
+pub(crate) struct Meter {
+    source: Source,
+    sent_ns: u64,
+    first_byte_ns: Option<u64>,
+    last_token_ns: Option<u64>,
+    deltas: u64,
+    gap_count: u64,
+    gap_sum_us: u64,
+    usage: Option<Usage>,
+    error: Option<Option<u16>>,
+    done: bool,
+}
+
+/// Where token counts come from.
+enum Source {
+    /// Events of a stream.
+    Events(Box<SseSniffer>),
+    /// A JSON answer, kept as long as it is small.
+    Json(Vec<u8>),
+    /// Nothing that is understood.
+    None,
+}
+
+/// Tokens of one answer.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Tokens {
+    /// Of the prompt, cached ones included.
+    pub(crate) prompt: u64,
+    /// Of the prompt, found in the cache.
+    pub(crate) cached: u64,
+    /// Generated.
+    pub(crate) output: u64,
+    /// Counted from events, not reported.
+    pub(crate) estimated: bool,
+}
+
+/// Largest JSON answer that is kept for its `usage`.
+const JSON_BYTES: usize = 64 * 1024;
+
+impl Meter {
+    /// The meter of an answer whose request was sent at `sent_ns`.
+    pub(crate) fn new(head: &ResponseHead, is_json: bool, sent_ns: u64) -> Self {
+        let source = if head.event_stream {
+            Source::Events(Box::new(SseSniffer::new()))
+        } else if is_json && head.status < 300 {
+            Source::Json(Vec::new())
+        } else {
+            Source::None
+        };
+        Self {
+            source,
+            sent_ns,
+            first_byte_ns: None,
+            last_token_ns: None,
+            deltas: 0,
+            gap_count: 0,
+            gap_sum_us: 0,
+            usage: None,
+            error: None,
+            done: false,
+        }
+    }
+
+    /// Body bytes that arrived at `now_ns`; `on_gap_us` gets each gap between two tokens.
+    pub(crate) fn payload(&mut self, bytes: &[u8], now_ns: u64, mut on_gap_us: impl FnMut(u64)) {
+        self.first_byte_ns.get_or_insert(now_ns);
+        match &mut self.source {
+            Source::None => {}
+            Source::Json(kept) => {
+                if kept.len() + bytes.len() > JSON_BYTES {
+                    self.source = Source::None;
+                } else {
+                    kept.extend_from_slice(bytes);
+                }
+            }
+            Source::Events(sniffer) => sniffer.feed(bytes, |event, _| {
+                if event.has_delta {
+                    if let Some(last_ns) = self.last_token_ns.replace(now_ns) {
+                        let gap_us = now_ns.saturating_sub(last_ns) / 1_000;
+                        self.gap_count += 1;
+                        self.gap_sum_us += gap_us;
+                        on_gap_us(gap_us);
+                    }
+                    self.deltas += 1;
+                }
+                if let Some(usage) = event.usage {
+                    self.usage = Some(merged(self.usage.unwrap_or_default(), usage));
+                }
+                if let Some(error) = event.error {
+                    self.error.get_or_insert(error.code);
+                }
+                self.done |= event.done;
+            }),
+        }
+    }
+
+    /// Engine time to the first body byte, microseconds.
+    pub(crate) fn ttft_us(&self) -> Option<u64> {
+        Some(self.first_byte_ns?.saturating_sub(self.sent_ns) / 1_000)
+    }
+
+    /// Sum of the gaps between tokens in microseconds, and how many there were.
+    pub(crate) fn gaps_us(&self) -> (u64, u64) {
+        (self.gap_sum_us, self.gap_count)
+    }
+
+    /// An error that the engine reported inside the stream: its code, where it has one.
+    pub(crate) fn error(&self) -> Option<Option<u16>> {
+        self.error
+    }
+
+    /// Token counts of the whole answer; none where nothing was understood.
+    pub(crate) fn tokens(&self) -> Option<Tokens> {
+        let usage = match &self.source {
+            Source::Json(body) => usage_of_body(body),
+            Source::Events(_) | Source::None => self.usage,
+        };
+        match usage {
+            Some(usage) => Some(Tokens {
+                prompt: usage.prompt.unwrap_or(0),
+                cached: usage.cached.unwrap_or(0),
+                output: usage.output.unwrap_or(self.deltas),
+                estimated: usage.output.is_none(),
+            }),
+            None if self.deltas > 0 => Some(Tokens {
+                output: self.deltas,
+                estimated: true,
+                ..Tokens::default()
+            }),
+            None => None,
+        }
+    }
+}
+
+/// Counts grow over a stream's events, and not every event carries all of them.
+fn merged(older: Usage, newer: Usage) -> Usage {
+    Usage {
+        prompt: newer.prompt.or(older.prompt),
+        cached: newer.cached.or(older.cached),
+        output: newer.output.or(older.output),
+    }
+}

@@ -1,0 +1,33 @@
+//! I/O without choices: connections, requests and streams of one shard on monoio.
+//!
+//! `REQUEST.md` tells the life of a request. In short: [`shard`] runs, `listener` accepts,
+//! `client_conn` reads requests off a connection one after the other, `request` takes each through
+//! its phases, `attempt` tries one engine, `exchange` sends and waits for the answer, `stream`
+//! relays it. What is chosen is chosen in [`crate::decide`], what bytes mean is known to
+//! [`crate::wire`].
+
+mod alarm;
+mod attempt;
+mod body;
+mod buffers;
+mod client;
+mod client_conn;
+mod endpoint;
+mod engines;
+mod exchange;
+mod forward;
+mod guarded;
+mod inbound;
+mod input;
+mod listener;
+mod meter;
+mod models;
+mod pool;
+mod refuse;
+mod relay;
+mod request;
+pub mod shard;
+mod stream;
+mod sys;
+mod target;
+mod upload;

@@ -1,0 +1,148 @@
+//! Idle engine connections of one shard, and what makes one fit for another request.
+//!
+//! Last in, first out: the connection used last is the least likely to have been closed by the
+//! engine, and those on the bottom grow old enough to be dropped, so that the pool follows demand
+//! down. Before use each is looked at: an engine that closed it, or that sent bytes nobody asked
+//! for, costs a fresh connection and never a request. Waiting connections are dropped before their
+//! engine would drop them (servers on uvicorn close after 5 s), because a close that crosses a
+//! request cannot be told from a failure.
+
+use std::cell::RefCell;
+use std::rc::Rc;
+use std::sync::Arc;
+
+use pointsman_shm::id::EngineSlot;
+
+use super::engines::EngineView;
+use super::sys::{Peek, Socket};
+use crate::metrics::ShardMetrics;
+
+/// A connection to an engine.
+pub(crate) struct EngineConn {
+    /// The socket.
+    pub(crate) socket: Socket,
+    /// Whether it carried a request before the present one.
+    pub(crate) reused: bool,
+    engine: Rc<EngineView>,
+    idle_until_ns: u64,
+    /// How long the engine said it keeps idle connections, nanoseconds.
+    learned_idle_ns: Option<u64>,
+    _open: Open,
+}
+
+/// The idle connections of all engines.
+pub(crate) struct Pools {
+    idle: RefCell<Vec<Vec<EngineConn>>>,
+    most_idle: usize,
+    metrics: Arc<ShardMetrics>,
+}
+
+/// Keeps the gauge of open connections true.
+struct Open {
+    metrics: Arc<ShardMetrics>,
+    slot: EngineSlot,
+}
+
+/// An engine that says how long it keeps an idle connection is believed with this to spare, for
+/// the time its close takes to arrive.
+const LEARNED_MARGIN_NS: u64 = 1_000_000_000;
+
+impl Pools {
+    /// No connection yet; at most `most_idle` are kept for each engine.
+    pub(crate) fn new(most_idle: usize, metrics: Arc<ShardMetrics>) -> Self {
+        Self {
+            idle: RefCell::new(Vec::new()),
+            most_idle,
+            metrics,
+        }
+    }
+
+    /// An idle connection that is fit for a request at `now_ns`.
+    pub(crate) fn take(&self, engine: &Rc<EngineView>, now_ns: u64) -> Option<EngineConn> {
+        let mut pools = self.idle.borrow_mut();
+        let idle = pools.get_mut(engine.slot.index())?;
+        while let Some(mut conn) = idle.pop() {
+            if conn.is_fit(engine, now_ns) {
+                conn.reused = true;
+                self.metrics.connection_reuse.increment();
+                return Some(conn);
+            }
+        }
+        None
+    }
+
+    /// Whether this shard may open one more connection to the engine.
+    pub(crate) fn may_open(&self, engine: &EngineView) -> bool {
+        let open = self.metrics.engine(engine.slot).connections.value();
+        usize::try_from(open).is_ok_and(|open| open < engine.max_connections)
+    }
+
+    /// A connection just made.
+    pub(crate) fn opened(&self, engine: &Rc<EngineView>, socket: Socket) -> EngineConn {
+        EngineConn {
+            socket,
+            reused: false,
+            engine: Rc::clone(engine),
+            idle_until_ns: 0,
+            learned_idle_ns: None,
+            _open: Open::new(&self.metrics, engine.slot),
+        }
+    }
+
+    /// Keeps a connection whose last answer ended exactly where its framing said.
+    pub(crate) fn put(&self, mut conn: EngineConn, keep_alive_s: Option<u32>, now_ns: u64) {
+        if let Some(seconds) = keep_alive_s {
+            let told_ns = u64::from(seconds) * 1_000_000_000;
+            conn.learned_idle_ns = Some(told_ns.saturating_sub(LEARNED_MARGIN_NS));
+        }
+        let idle_ns = conn
+            .engine
+            .idle_ns
+            .min(conn.learned_idle_ns.unwrap_or(u64::MAX));
+        conn.idle_until_ns = now_ns.saturating_add(idle_ns);
+        let slot = conn.engine.slot.index();
+        let mut pools = self.idle.borrow_mut();
+        if pools.len() <= slot {
+            pools.resize_with(slot + 1, Vec::new);
+        }
+        if pools[slot].len() < self.most_idle {
+            pools[slot].push(conn);
+        }
+    }
+
+    /// Drops connections that waited too long or whose engine closed them.
+    pub(crate) fn sweep(&self, now_ns: u64) {
+        for idle in self.idle.borrow_mut().iter_mut() {
+            idle.retain(|conn| now_ns < conn.idle_until_ns && conn.socket.peek() == Peek::Quiet);
+        }
+    }
+
+    /// Drops every idle connection.
+    pub(crate) fn clear(&self) {
+        self.idle.borrow_mut().clear();
+    }
+}
+
+impl EngineConn {
+    fn is_fit(&self, engine: &Rc<EngineView>, now_ns: u64) -> bool {
+        Rc::ptr_eq(&self.engine, engine)
+            && now_ns < self.idle_until_ns
+            && self.socket.peek() == Peek::Quiet
+    }
+}
+
+impl Open {
+    fn new(metrics: &Arc<ShardMetrics>, slot: EngineSlot) -> Self {
+        metrics.engine(slot).connections.increment();
+        Self {
+            metrics: Arc::clone(metrics),
+            slot,
+        }
+    }
+}
+
+impl Drop for Open {
+    fn drop(&mut self) {
+        self.metrics.engine(self.slot).connections.decrement();
+    }
+}

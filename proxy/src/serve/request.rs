@@ -1,0 +1,251 @@
+//! The story of one request, phase by phase.
+//!
+//!     admit -> read body -> classify -> key -> (choose -> attempt)* -> deliver -> account
+//!
+//! Every phase ends in the next one or in an [`Error`], and every error becomes one answer (see
+//! `refuse`). Whatever happens, the request leaves one line in every account: in flight, by class
+//! and code, offered, and admitted or shed. `forward` holds the phases that deal with engines.
+
+use std::rc::Rc;
+
+use pointsman_shm::policy::Endpoints;
+use pointsman_shm::signals::ClassCell;
+use rand::Rng as _;
+
+use super::client::{Client, Interrupt};
+use super::endpoint::{Page, page_of};
+use super::models;
+use super::shard::Shard;
+use super::target::{self, Asked, Target};
+use super::upload::Upload;
+use crate::clock::monotonic_ns;
+use crate::error::{Error, Result};
+use crate::wire::answer::{AnswerContext, write_page};
+use crate::wire::http1_write::RequestId;
+use crate::wire::request_head::{Method, RequestHead};
+
+/// One request.
+pub(crate) struct Story<'a> {
+    pub(super) shard: &'a Rc<Shard>,
+    pub(super) client: &'a mut Client,
+    pub(super) head: &'a RequestHead,
+    /// What the head was parsed from.
+    pub(super) bytes: &'a [u8],
+    pub(super) id: RequestId,
+    pub(super) started_ns: u64,
+    pub(super) upload: Upload,
+    pub(super) target: Option<Target>,
+}
+
+/// What became of a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Delivered {
+    /// Status that the client saw.
+    pub(crate) status: u16,
+    /// What becomes of its connection.
+    pub(crate) after: After,
+}
+
+/// What becomes of the client's connection after a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum After {
+    /// It takes the next request.
+    Keep,
+    /// It is closed; bytes of this request may still be on their way and must not cut the answer.
+    Close,
+    /// It is broken off: the client is gone, or must see that its answer is not whole.
+    Break,
+}
+
+/// Keeps the count of requests in flight true.
+struct InFlight<'a>(&'a Shard);
+
+/// Takes a request, whose head was parsed from `bytes`, through its phases.
+pub(crate) async fn run(
+    shard: &Rc<Shard>,
+    client: &mut Client,
+    head: &RequestHead,
+    bytes: &[u8],
+) -> After {
+    let started_ns = monotonic_ns();
+    let _in_flight = InFlight::enter(shard);
+    client.total_due_ns = match shard.config.timeouts.total_ms {
+        Some(total_ms) => started_ns + total_ms * 1_000_000,
+        None => u64::MAX,
+    };
+    let random = shard.random.borrow_mut().random();
+    let mut story = Story {
+        shard,
+        head,
+        bytes,
+        id: RequestId::choose(head, bytes, random),
+        started_ns,
+        upload: Upload::new(head.framing),
+        target: None,
+        client,
+    };
+    let answered = story.answer().await;
+    let delivered = match answered {
+        Ok(delivered) => delivered,
+        Err(error) => story.refuse(&error).await,
+    };
+    story.account(delivered.status);
+    client.total_due_ns = u64::MAX;
+    client.alarm.clear();
+    delivered.after
+}
+
+impl Story<'_> {
+    async fn answer(&mut self) -> Result<Delivered> {
+        self.shard.refresh_policy();
+        let page = page_of(&self.shard.config, self.head, self.bytes)?;
+        self.admit()?;
+        match page {
+            Page::Models => self.models().await,
+            Page::Inference(endpoint) => self.inference(endpoint).await,
+        }
+    }
+
+    /// What can be refused from the head alone, before a body is read.
+    fn admit(&self) -> Result<()> {
+        if self.shard.is_draining() {
+            return Err(Error::Draining);
+        }
+        if self.shard.policy.borrow().current().is_none() {
+            return Err(Error::NoPolicy);
+        }
+        if self.shard.in_flight.get() > self.shard.config.limits.in_flight {
+            return Err(Error::RequestLimit);
+        }
+        Ok(())
+    }
+
+    async fn models(&mut self) -> Result<Delivered> {
+        let page = match self.shard.policy.borrow().current() {
+            Some(adopted) => models::page(&adopted.policy),
+            None => return Err(Error::NoPolicy),
+        };
+        let keeps = self.upload.skip_arrived(self.client) && self.may_keep();
+        let mut out = self.shard.buffers.take();
+        write_page(
+            &mut out,
+            200,
+            "application/json",
+            &page,
+            &self.context(!keeps),
+        );
+        self.client.set_deadline(self.write_due_ns());
+        let written = self.client.write(out).await;
+        self.shard
+            .buffers
+            .put(written.map_err(|_| Error::ClientGone)?);
+        Ok(Delivered {
+            status: 200,
+            after: if keeps { After::Keep } else { After::Close },
+        })
+    }
+
+    async fn inference(&mut self, endpoint: Endpoints) -> Result<Delivered> {
+        let expects = self.head.expects_continue;
+        let read = self.upload.read(self.shard, self.client, endpoint, expects);
+        let (body, facts) = read.await?;
+        let asked = Asked {
+            head: self.head,
+            bytes: self.bytes,
+            endpoint,
+            facts: &facts,
+            body_bytes: body.len(),
+            random: self.shard.random.borrow_mut().random(),
+        };
+        let target = target::classify(self.shard, &asked)?;
+        self.target = Some(target);
+        self.count(|cell| cell.offered(target.priority));
+        target::admit(self.shard, &target)?;
+        self.attempts(&target, &body).await
+    }
+
+    /// Writes into the class's record of signals, once the class is known.
+    pub(super) fn count(&self, write: impl FnOnce(&ClassCell<'_>)) {
+        let Some(Target {
+            class: (slot, generation),
+            ..
+        }) = self.target
+        else {
+            return;
+        };
+        if let Some(cell) = self
+            .shard
+            .signals
+            .borrow()
+            .segment()
+            .class(slot, generation)
+        {
+            write(&cell);
+        }
+    }
+
+    /// Whether the client's connection may take another request after this one.
+    pub(super) fn may_keep(&self) -> bool {
+        self.head.keep_alive && self.upload.ended() && !self.shard.is_leaving()
+    }
+
+    /// How an answer of ours stands on its connection.
+    pub(super) fn context(&self, close: bool) -> AnswerContext<'_> {
+        AnswerContext {
+            version: self.head.version,
+            close,
+            head_only: self.head.method == Method::Head,
+            request_id: self.id.as_bytes(),
+        }
+    }
+
+    /// When a client that does not take what is written to it is given up.
+    pub(super) fn write_due_ns(&self) -> u64 {
+        monotonic_ns().saturating_add(self.shard.patience.idle_ns)
+    }
+
+    /// The error of work that was interrupted before the client saw anything.
+    pub(super) fn interrupted(&self, interrupt: Interrupt) -> Error {
+        match interrupt {
+            Interrupt::Gone => Error::ClientGone,
+            Interrupt::Stop => Error::Draining,
+            Interrupt::Due => Error::EngineTimeout {
+                limit_ms: self.shard.config.timeouts.first_byte_ms,
+            },
+        }
+    }
+
+    /// The last phase: one line in the counters, and in the access log where it is on.
+    fn account(&self, status: u16) {
+        let class = self.target.map(|target| target.class);
+        self.shard.metrics.request_ended(class, status);
+        if status == Error::ClientGone.status() {
+            self.shard.metrics.client_cancels.increment();
+        }
+        if self.shard.config.log.access {
+            tracing::info!(
+                target: "access",
+                id = ?self.id,
+                path = %String::from_utf8_lossy(self.head.path.of(self.bytes)),
+                status,
+                class = class.map(|(slot, _)| slot.0),
+                took_ms = (monotonic_ns() - self.started_ns) / 1_000_000,
+            );
+        }
+    }
+}
+
+impl<'a> InFlight<'a> {
+    fn enter(shard: &'a Shard) -> Self {
+        shard.in_flight.set(shard.in_flight.get() + 1);
+        shard.metrics.in_flight.increment();
+        Self(shard)
+    }
+}
+
+impl Drop for InFlight<'_> {
+    fn drop(&mut self) {
+        self.0.in_flight.set(self.0.in_flight.get() - 1);
+        self.0.metrics.in_flight.decrement();
+    }
+}

@@ -1,0 +1,215 @@
+//! One shard: what its connections share, and the future that its thread runs.
+//!
+//! Everything here belongs to one thread. What other threads change (the policy, guard words, the
+//! process's phase) is looked at when a request begins and on the housekeeping tick: nothing can
+//! wake a shard from outside, and nothing needs to.
+
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+
+use rand::SeedableRng as _;
+use rand::rngs::SmallRng;
+
+use super::alarm::Alarms;
+use super::body::Budget;
+use super::buffers::Buffers;
+use super::engines::Engines;
+use super::listener;
+use super::pool::Pools;
+use super::stream::Patience;
+use crate::clock::{boottime_ns, monotonic_ns};
+use crate::config::Config;
+use crate::decide::admit::AdmittedRates;
+use crate::decide::back_off::BackOffs;
+use crate::decide::guard::GuardTable;
+use crate::decide::retry::{BudgetLimits, RetryBudget, RetryRules};
+use crate::driver::ShardContext;
+use crate::metrics::ShardMetrics;
+use crate::policy::ShardPolicy;
+use crate::shutdown::{Phase, Shutdown};
+use crate::signals::SignalsHandle;
+use crate::wire::head::HeadLimits;
+
+/// What the connections of a shard share.
+pub(crate) struct Shard {
+    /// The process's configuration.
+    pub(crate) config: Arc<Config>,
+    /// Counters for people.
+    pub(crate) metrics: Arc<ShardMetrics>,
+    /// Counters for the solver.
+    pub(crate) signals: RefCell<SignalsHandle>,
+    /// The policy as this shard holds it.
+    pub(crate) policy: RefCell<ShardPolicy>,
+    /// Engines of that policy.
+    pub(crate) engines: RefCell<Engines>,
+    /// Guard words.
+    pub(crate) guard: Arc<GuardTable>,
+    /// Engines that refused a connection.
+    pub(crate) back_offs: RefCell<BackOffs>,
+    /// This shard's share of admitted rates.
+    pub(crate) rates: RefCell<AdmittedRates>,
+    /// This shard's retry budget.
+    pub(crate) retries: RefCell<RetryBudget>,
+    /// What may be retried.
+    pub(crate) rules: RetryRules,
+    /// Idle engine connections.
+    pub(crate) pools: Pools,
+    /// Deadlines.
+    pub(crate) alarms: Rc<Alarms>,
+    /// Memory for request bodies.
+    pub(crate) budget: Rc<Budget>,
+    /// Read and write buffers.
+    pub(crate) buffers: Buffers,
+    /// Randomness for keys and request ids.
+    pub(crate) random: RefCell<SmallRng>,
+    /// Bounds on heads.
+    pub(crate) limits: HeadLimits,
+    /// Deadlines of an engine's answer.
+    pub(crate) patience: Patience,
+    /// Deadline of a connect, nanoseconds.
+    pub(crate) connect_ns: u64,
+    /// Requests in flight.
+    pub(crate) in_flight: Cell<usize>,
+    /// Client connections open.
+    pub(crate) connections: Cell<usize>,
+    phase: Cell<Phase>,
+    shutdown: Arc<Shutdown>,
+}
+
+/// How a shard's life ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ShardEnd {
+    /// Every request was finished.
+    Drained,
+    /// Requests were broken off, or did not even end when broken off.
+    Forced,
+}
+
+/// Time between two housekeeping turns.
+const TICK: Duration = Duration::from_millis(100);
+/// Turns that broken connections get to end before the shard ends without them.
+const TICKS_AFTER_FORCE: u32 = 20;
+/// Tokens that each first attempt earns for retries.
+const RETRY_FRACTION: f64 = 0.2;
+/// Retry tokens kept at most.
+const RETRY_CAP: f64 = 100.0;
+/// Retries a second allowed to the process in any case.
+const RETRY_MIN_RPS: f64 = 3.0;
+
+/// Runs a shard until the process ends.
+pub async fn run(context: ShardContext) -> ShardEnd {
+    let (shard, listeners) = Shard::new(context);
+    let shard = Rc::new(shard);
+    shard.refresh_policy();
+    for listener in listeners {
+        monoio::spawn(listener::run(Rc::clone(&shard), listener));
+    }
+    let mut ticks_left = TICKS_AFTER_FORCE;
+    loop {
+        monoio::time::sleep(TICK).await;
+        let phase = shard.tick();
+        let is_empty = shard.connections.get() == 0;
+        match phase {
+            Phase::Running | Phase::Predrain => {}
+            Phase::Draining if is_empty => return ShardEnd::Drained,
+            Phase::Draining => {}
+            Phase::Forced if is_empty || ticks_left == 0 => return ShardEnd::Forced,
+            Phase::Forced => ticks_left -= 1,
+        }
+    }
+}
+
+impl Shard {
+    fn new(context: ShardContext) -> (Self, Vec<std::net::TcpListener>) {
+        let config = context.config;
+        let (limits, timeouts) = (&config.limits, &config.timeouts);
+        let now_ns = monotonic_ns();
+        let budget = BudgetLimits {
+            fraction: RETRY_FRACTION,
+            cap: RETRY_CAP,
+            min_rps: RETRY_MIN_RPS,
+            shards: config.shards,
+        };
+        let shard = Self {
+            signals: RefCell::new(context.signals),
+            policy: RefCell::new(context.policy),
+            engines: RefCell::default(),
+            guard: context.guard,
+            back_offs: RefCell::new(BackOffs::new()),
+            rates: RefCell::new(AdmittedRates::new()),
+            retries: RefCell::new(RetryBudget::new(budget, now_ns)),
+            rules: RetryRules::default(),
+            pools: Pools::new(limits.engine_idle, Arc::clone(&context.metrics)),
+            metrics: context.metrics,
+            alarms: Rc::default(),
+            budget: Budget::new(config.shard_buffer_bytes()),
+            buffers: Buffers::default(),
+            random: RefCell::new(SmallRng::from_os_rng()),
+            limits: HeadLimits {
+                head_bytes: limits.head_bytes,
+                headers: limits.headers,
+                target_bytes: limits.head_bytes.min(HeadLimits::default().target_bytes),
+            },
+            patience: Patience {
+                first_byte_ns: timeouts.first_byte_ms * 1_000_000,
+                idle_ns: timeouts.idle_ms * 1_000_000,
+                hold_ns: timeouts.head_hold_ms * 1_000_000,
+            },
+            connect_ns: timeouts.connect_ms * 1_000_000,
+            in_flight: Cell::new(0),
+            connections: Cell::new(0),
+            phase: Cell::new(Phase::Running),
+            shutdown: context.shutdown,
+            config,
+        };
+        (shard, context.listeners)
+    }
+
+    /// Takes up a new policy if there is one: one atomic load if there is none.
+    pub(crate) fn refresh_policy(&self) {
+        let mut policy = self.policy.borrow_mut();
+        if !policy.refresh() {
+            return;
+        }
+        if let Some(adopted) = policy.current() {
+            self.engines
+                .borrow_mut()
+                .adopt(&adopted.policy, &self.config);
+            let mut rates = self.rates.borrow_mut();
+            rates.adopt(&adopted.policy, self.config.shards, monotonic_ns());
+        }
+    }
+
+    /// Whether answers say that the connection closes after them.
+    pub(crate) fn is_leaving(&self) -> bool {
+        self.phase.get() >= Phase::Predrain
+    }
+
+    /// Whether new requests are refused.
+    pub(crate) fn is_draining(&self) -> bool {
+        self.phase.get() >= Phase::Draining
+    }
+
+    /// Housekeeping: everything that happens without a request.
+    fn tick(&self) -> Phase {
+        let now_ns = monotonic_ns();
+        self.refresh_policy();
+        self.policy.borrow().store_running();
+        let version = self.policy.borrow().version();
+        self.signals.borrow_mut().tick(boottime_ns(), version);
+        self.pools.sweep(now_ns);
+        self.alarms.sweep(now_ns);
+        let phase = self.shutdown.phase_at(now_ns);
+        self.phase.set(phase);
+        if phase >= Phase::Draining {
+            self.alarms.dismiss_idle();
+            self.pools.clear();
+        }
+        if phase == Phase::Forced {
+            self.alarms.stop();
+        }
+        phase
+    }
+}

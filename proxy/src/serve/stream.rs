@@ -1,0 +1,219 @@
+//! An answer on its way from the engine to the client.
+//!
+//! Bytes are forwarded as they are read, whatever the split. The head waits for the first body
+//! byte and leaves with it in one write; until then another engine may still answer instead. One
+//! read buffer serves the whole stream: nothing is allocated for a token. While the client is slow
+//! the engine is not read, so it feels the client's pace.
+
+use super::client::{Client, Interrupt};
+use super::exchange::{Answer, read_more};
+use super::meter::Meter;
+use super::pool::EngineConn;
+use super::relay::BodyRelay;
+use crate::clock::monotonic_ns;
+use crate::decide::retry::AttemptEnd;
+use crate::wire::http1_write::{ClientResponse, write_response};
+
+/// Deadlines of a stream, nanoseconds.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Patience {
+    /// From the request being sent to the first body byte.
+    pub(crate) first_byte_ns: u64,
+    /// Between two reads after it, and for the client to take what was read.
+    pub(crate) idle_ns: u64,
+    /// How long the head waits for the first body byte.
+    pub(crate) hold_ns: u64,
+}
+
+/// How a stream ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Ending {
+    /// The client has the whole answer.
+    Whole {
+        /// The engine's connection may carry another request.
+        reusable: bool,
+    },
+    /// The engine failed and the client has seen nothing.
+    Unseen(AttemptEnd),
+    /// The engine failed and the client has seen a part.
+    Cut(AttemptEnd),
+    /// The client left, or the shard stopped.
+    Interrupted(Interrupt),
+}
+
+/// One answer being relayed.
+pub(crate) struct Stream<'a> {
+    /// Who gets it.
+    pub(crate) client: &'a mut Client,
+    /// Where it comes from.
+    pub(crate) engine: &'a EngineConn,
+    /// What is measured.
+    pub(crate) meter: &'a mut Meter,
+    /// Gets each gap between two tokens, microseconds.
+    pub(crate) on_gap_us: &'a dyn Fn(u64),
+    /// Deadlines.
+    pub(crate) patience: Patience,
+    /// When the first body byte was written to the client.
+    pub(crate) first_write_ns: Option<u64>,
+    /// Whether any byte of the answer was written to the client.
+    pub(crate) seen: bool,
+    /// Whether the client can see the answer's end only by the close of its connection.
+    pub(crate) ends_by_close: bool,
+}
+
+enum Read {
+    /// Bytes, behind what the buffer held.
+    More,
+    /// The engine closed in good order.
+    Closed,
+    /// The connection broke.
+    Broken,
+    /// Nothing came before the deadline.
+    Late,
+}
+
+impl Stream<'_> {
+    /// Relays `answer` to its end. Gives the read buffer back.
+    pub(crate) async fn run(
+        &mut self,
+        answer: Answer,
+        response: &ClientResponse<'_>,
+        mut out: Vec<u8>,
+    ) -> (Ending, Vec<u8>, Vec<u8>) {
+        out.clear();
+        let relay = write_response(&mut out, &answer.head, &answer.bytes, response);
+        self.ends_by_close = relay.ends_by_close();
+        let mut body = BodyRelay::new(relay);
+        let mut input = answer.bytes;
+        input.drain(..answer.head.len);
+        let engine_keeps = answer.head.keep_alive && answer.sent_ns.is_some();
+        let begun_ns = answer.sent_ns.unwrap_or_else(monotonic_ns);
+        let ending = self
+            .relay(&mut body, &mut input, &mut out, engine_keeps, begun_ns)
+            .await;
+        (ending.unwrap_or_else(Ending::Interrupted), input, out)
+    }
+
+    async fn relay(
+        &mut self,
+        body: &mut BodyRelay,
+        input: &mut Vec<u8>,
+        out: &mut Vec<u8>,
+        engine_keeps: bool,
+        begun_ns: u64,
+    ) -> Result<Ending, Interrupt> {
+        loop {
+            let now_ns = monotonic_ns();
+            let (meter, on_gap_us) = (&mut *self.meter, self.on_gap_us);
+            let taken = body.take(input, out, |payload| {
+                meter.payload(payload, now_ns, on_gap_us)
+            });
+            let Ok(taken) = taken else {
+                return Ok(self.failed(AttemptEnd::MidBody));
+            };
+            let spare = input.len() - taken.consumed;
+            let has_body = taken.consumed > 0;
+            if taken.verbatim {
+                input.truncate(taken.consumed);
+            } else {
+                input.clear();
+            }
+            if self.seen || has_body || body.ended() {
+                self.write(input, out, has_body).await?;
+            }
+            if body.ended() {
+                return Ok(Ending::Whole {
+                    reusable: engine_keeps && spare == 0,
+                });
+            }
+            match self.read(input, out, begun_ns).await? {
+                Read::More => {}
+                Read::Closed if body.close(out) => {
+                    self.write(input, out, false).await?;
+                    return Ok(Ending::Whole { reusable: false });
+                }
+                Read::Closed | Read::Broken => return Ok(self.failed(AttemptEnd::MidBody)),
+                Read::Late if self.total_is_over() => return Ok(self.failed(AttemptEnd::Ours)),
+                Read::Late => return Ok(self.failed(AttemptEnd::Stall)),
+            }
+        }
+    }
+
+    /// Writes what is in `out`, then `input`: in one write as long as `out` holds the head.
+    async fn write(
+        &mut self,
+        input: &mut Vec<u8>,
+        out: &mut Vec<u8>,
+        has_body: bool,
+    ) -> Result<(), Interrupt> {
+        if !out.is_empty() {
+            out.append(input);
+            std::mem::swap(input, out);
+        }
+        if !input.is_empty() {
+            self.client
+                .set_deadline(monotonic_ns().saturating_add(self.patience.idle_ns));
+            *input = self.client.write(std::mem::take(input)).await?;
+            input.clear();
+            self.seen = true;
+        }
+        if has_body && self.first_write_ns.is_none() {
+            self.first_write_ns = Some(monotonic_ns());
+        }
+        Ok(())
+    }
+
+    /// Reads the engine's next bytes into the empty `input`. A head that has waited long enough
+    /// is let go meanwhile.
+    async fn read(
+        &mut self,
+        input: &mut Vec<u8>,
+        out: &mut Vec<u8>,
+        begun_ns: u64,
+    ) -> Result<Read, Interrupt> {
+        debug_assert!(input.is_empty(), "the last piece was written");
+        let mut reading = std::pin::pin!(read_more(&self.engine.socket, std::mem::take(input)));
+        loop {
+            let now_ns = monotonic_ns();
+            let silence_due_ns = match self.meter.ttft_us() {
+                Some(_) => now_ns.saturating_add(self.patience.idle_ns),
+                None => begun_ns.saturating_add(self.patience.first_byte_ns),
+            };
+            let hold_due_ns = match self.seen {
+                true => u64::MAX,
+                false => begun_ns.saturating_add(self.patience.hold_ns),
+            };
+            self.client.set_deadline(silence_due_ns.min(hold_due_ns));
+            match self.client.during(reading.as_mut()).await {
+                Ok((result, bytes)) => {
+                    *input = bytes;
+                    return Ok(match result {
+                        Ok(0) => Read::Closed,
+                        Ok(_) => Read::More,
+                        Err(_) => Read::Broken,
+                    });
+                }
+                Err(Interrupt::Due) if hold_due_ns < silence_due_ns && !self.total_is_over() => {
+                    *out = self.client.write(std::mem::take(out)).await?;
+                    out.clear();
+                    self.seen = true;
+                }
+                Err(Interrupt::Due) => return Ok(Read::Late),
+                Err(interrupt) => return Err(interrupt),
+            }
+        }
+    }
+
+    fn total_is_over(&self) -> bool {
+        monotonic_ns() >= self.client.total_due_ns
+    }
+
+    fn failed(&self, end: AttemptEnd) -> Ending {
+        match (self.seen, end) {
+            (true, end) => Ending::Cut(end),
+            (false, AttemptEnd::Ours) => Ending::Unseen(AttemptEnd::Ours),
+            (false, AttemptEnd::Stall) => Ending::Unseen(AttemptEnd::FirstByteTimeout),
+            (false, _) => Ending::Unseen(AttemptEnd::ResetBeforeBody),
+        }
+    }
+}

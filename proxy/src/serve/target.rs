@@ -1,0 +1,209 @@
+//! Where a request should go: its class and key, looked up once, and the engine of each attempt.
+//!
+//! Both look at the policy and let go of it before they return. An attempt may follow minutes
+//! after the request was classified, under another policy: it finds the class again by slot and
+//! generation, and an engine that has left the eligible set in between is not chosen.
+
+use std::rc::Rc;
+
+use pointsman_shm::id::{ClassSlot, Generation, PairNumber};
+use pointsman_shm::policy::Endpoints;
+
+use super::engines::EngineView;
+use super::shard::Shard;
+use crate::clock::monotonic_ns;
+use crate::config::Config;
+use crate::decide::classify::{Classified, Question};
+use crate::decide::key::{AffinityKey, KeyKind, KeySources};
+use crate::decide::select::{Guards, Refused, Tried, Via, select};
+use crate::error::{Error, Result};
+use crate::policy::Adopted;
+use crate::wire::json::BodyFacts;
+use crate::wire::request_head::RequestHead;
+
+/// What a request is to the policy.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Target {
+    /// Its class.
+    pub(crate) class: (ClassSlot, Generation),
+    /// Its priority, a position in the policy's list.
+    pub(crate) priority: u8,
+    /// Its affinity key.
+    pub(crate) key: AffinityKey,
+}
+
+/// The engine of one attempt.
+pub(crate) struct Choice {
+    /// The engine.
+    pub(crate) engine: Rc<EngineView>,
+    /// The (class, engine) pair.
+    pub(crate) pair: (PairNumber, Generation),
+    /// Table slot of the key, and the table's length; 0 without a table.
+    pub(crate) table: (u32, u32),
+    /// Work the request brings, milli engine-seconds of the reference engine.
+    pub(crate) work_milli: u64,
+    /// A conversation that is not where its key belongs.
+    pub(crate) moved: bool,
+}
+
+/// A request, as classification looks at it.
+pub(crate) struct Asked<'a> {
+    /// Its head.
+    pub(crate) head: &'a RequestHead,
+    /// What the head was parsed from.
+    pub(crate) bytes: &'a [u8],
+    /// The endpoint it came to.
+    pub(crate) endpoint: Endpoints,
+    /// What its body says.
+    pub(crate) facts: &'a BodyFacts,
+    /// Length of the body.
+    pub(crate) body_bytes: usize,
+    /// A fresh random number.
+    pub(crate) random: u64,
+}
+
+/// Finds a request's class, priority and key.
+pub(crate) fn classify(shard: &Shard, asked: &Asked<'_>) -> Result<Target> {
+    let policy = shard.policy.borrow();
+    let adopted = policy.current().ok_or(Error::NoPolicy)?;
+    let model = asked.facts.model.as_deref().ok_or(Error::MissingModel)?;
+    let question = Question {
+        endpoint: asked.endpoint,
+        model,
+        features: asked.facts.features,
+        body_bytes: asked.body_bytes as u64,
+        has_header: &|name, value| asked.head.has_header(asked.bytes, name, value),
+    };
+    let route = match adopted.index.routes.classify(&adopted.policy, &question) {
+        Classified::Route(position) => &adopted.policy.routes[usize::from(position)],
+        Classified::NoRoute | Classified::UnknownModel => {
+            return Err(Error::ModelNotFound {
+                model: model.to_owned(),
+            });
+        }
+    };
+    let class = &adopted.policy.classes[usize::from(route.class)];
+    let key = AffinityKey::of(&KeySources {
+        header: affinity_header(&shard.config, asked),
+        facts: Some(asked.facts),
+        adapter: &route.adapter,
+        use_user: shard.config.affinity.user,
+        random: asked.random,
+    });
+    let priority = priority_of(&shard.config, adopted, asked).unwrap_or(route.default_priority);
+    Ok(Target {
+        class: (class.slot, class.generation),
+        priority,
+        key,
+    })
+}
+
+/// Takes a token of the class's admitted rate.
+pub(crate) fn admit(shard: &Shard, target: &Target) -> Result<()> {
+    let policy = shard.policy.borrow();
+    let adopted = policy.current().ok_or(Error::NoPolicy)?;
+    let position = position_of(adopted, target).ok_or(Error::NoEligibleEngine)?;
+    let taken = shard
+        .rates
+        .borrow_mut()
+        .take(position, target.priority, monotonic_ns());
+    taken.map_err(|_| Error::RateExceeded)
+}
+
+/// Chooses the engine for the next attempt; `tried` holds those of the attempts before.
+pub(crate) fn choose(shard: &Shard, target: &Target, tried: &Tried) -> Result<Choice> {
+    let policy = shard.policy.borrow();
+    let adopted = policy.current().ok_or(Error::NoPolicy)?;
+    let position = position_of(adopted, target).ok_or(Error::NoEligibleEngine)?;
+    let mut back_offs = shard.back_offs.borrow_mut();
+    let mut guards = Guards {
+        words: &shard.guard,
+        back_offs: &mut back_offs,
+        now_ns: monotonic_ns(),
+    };
+    let selection = select(
+        &adopted.index,
+        position,
+        target.key.hash,
+        &mut guards,
+        tried,
+    )
+    .map_err(|refused| refusal(&refused))?;
+    let engines = shard.engines.borrow();
+    let engine = engines
+        .of(selection.engine)
+        .ok_or(Error::NoEligibleEngine)?;
+    let class = &adopted.policy.classes[usize::from(position)];
+    let eligible = &class.eligible[usize::from(selection.eligible)];
+    Ok(Choice {
+        engine: Rc::clone(engine),
+        pair: (eligible.pair, eligible.pair_generation),
+        table: (selection.table_slot, selection.table_len),
+        // A negative or absurd product cannot leave a decoded policy; the cast saturates.
+        work_milli: (eligible.work * 1_000.0) as u64,
+        moved: target.key.kind != KeyKind::Random && selection.via != Via::Table,
+    })
+}
+
+fn position_of(adopted: &Adopted, target: &Target) -> Option<u16> {
+    let classes = &adopted.policy.classes;
+    let position = classes
+        .binary_search_by_key(&target.class.0, |class| class.slot)
+        .ok()?;
+    (classes[position].generation == target.class.1).then(|| u16::try_from(position).ok())?
+}
+
+fn affinity_header<'a>(config: &Config, asked: &Asked<'a>) -> Option<&'a [u8]> {
+    config
+        .affinity
+        .headers
+        .iter()
+        .find_map(|name| asked.head.header(asked.bytes, name))
+}
+
+fn priority_of(config: &Config, adopted: &Adopted, asked: &Asked<'_>) -> Option<u8> {
+    let value = asked
+        .head
+        .header(asked.bytes, config.priority_header.as_deref()?)?;
+    let names = &adopted.policy.priorities;
+    let position = names.iter().position(|name| name.as_bytes() == value)?;
+    u8::try_from(position).ok()
+}
+
+/// 429 where capacity exists but is taken, 503 where there is none.
+fn refusal(refused: &Refused) -> Error {
+    if refused.over_allowance > 0 || refused.penalised > 0 {
+        Error::EnginesBusy
+    } else if refused.backed_off > 0 || refused.tried > 0 {
+        Error::EngineUnreachable
+    } else {
+        Error::NoEligibleEngine
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_refusal_says_whether_capacity_exists() {
+        let busy = Refused {
+            out: 1,
+            over_allowance: 1,
+            ..Refused::default()
+        };
+        assert_eq!(refusal(&busy), Error::EnginesBusy);
+        let unreachable = Refused {
+            out: 1,
+            backed_off: 1,
+            ..Refused::default()
+        };
+        assert_eq!(refusal(&unreachable), Error::EngineUnreachable);
+        let nothing = Refused {
+            out: 2,
+            draining: 1,
+            ..Refused::default()
+        };
+        assert_eq!(refusal(&nothing), Error::NoEligibleEngine);
+    }
+}
