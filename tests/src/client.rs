@@ -154,16 +154,17 @@ impl Client {
             .expect("a socket takes options");
     }
 
-    /// Reads a little, at most `most` bytes, into nowhere but [`Client::seen`]; the number read.
+    /// Reads a little more of what is coming, at most `most` bytes, without making sense of it.
     ///
     /// # Panics
-    /// When the connection breaks.
-    pub fn sip(&mut self, most: usize) -> usize {
-        let mut small = vec![0; most];
-        let count = std::io::Read::read(&mut self.source.inner(), &mut small)
-            .expect("the peer still writes");
-        self.source.seen.extend_from_slice(&small[..count]);
-        count
+    /// When the connection breaks or ends.
+    pub fn sip(&mut self, most: usize) {
+        assert!(
+            self.source
+                .fill_at_most(most)
+                .expect("the peer still writes"),
+            "closed early"
+        );
     }
 }
 
@@ -180,8 +181,14 @@ pub fn reset_on_drop(stream: &TcpStream) {
 /// A POST with a sized JSON body.
 #[must_use]
 pub fn post(path: &str, body: impl AsRef<[u8]>) -> Vec<u8> {
+    post_with(path, "", body)
+}
+
+/// A POST of a sized JSON body with these further fields, each with its line end.
+#[must_use]
+pub fn post_with(path: &str, fields: &str, body: impl AsRef<[u8]>) -> Vec<u8> {
     let body = body.as_ref();
-    let mut bytes = post_head(path, &format!("Content-Length: {}\r\n", body.len()));
+    let mut bytes = post_head(path, &format!("Content-Length: {}\r\n{fields}", body.len()));
     bytes.extend_from_slice(body);
     bytes
 }
@@ -192,6 +199,9 @@ pub fn post_head(path: &str, fields: &str) -> Vec<u8> {
     format!("POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n{fields}\r\n")
         .into_bytes()
 }
+
+/// The path of chat requests.
+pub const CHAT: &str = "/v1/chat/completions";
 
 /// A chat request for model `m`, streamed or not.
 #[must_use]

@@ -255,6 +255,45 @@ impl Conn {
         self.we_end(End::Reset);
     }
 
+    /// Waits until the gate opens (`true`) or the proxy ends the connection (`false`).
+    ///
+    /// # Panics
+    /// When neither happens for as long as the watchdog allows.
+    pub fn wait_at(&mut self, gate: &Gate) -> bool {
+        let until = Instant::now() + WATCHDOG;
+        self.source
+            .inner()
+            .set_read_timeout(Some(Duration::from_millis(50)))
+            .ok();
+        let opened = loop {
+            assert!(Instant::now() < until, "the gate stayed closed");
+            if gate.is_open() {
+                break true;
+            }
+            match self.source.inner().peek(&mut [0]) {
+                Ok(0) => {
+                    self.peer_ended(End::Fin);
+                    break false;
+                }
+                Ok(_) => std::thread::sleep(Duration::from_millis(50)),
+                Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {}
+                Err(_) => {
+                    self.peer_ended(End::Reset);
+                    break false;
+                }
+            }
+        };
+        self.source.inner().set_read_timeout(Some(WATCHDOG)).ok();
+        opened
+    }
+
+    /// Bounds the kernel's receive buffer, so that a slow reader is felt at once.
+    pub fn shrink_receive_buffer(&self, bytes: usize) {
+        socket2::SockRef::from(self.source.inner())
+            .set_recv_buffer_size(bytes)
+            .ok();
+    }
+
     fn peer_ended(&mut self, end: End) {
         if self.open {
             self.open = false;
@@ -287,6 +326,12 @@ impl Gate {
     pub fn open(&self) {
         *lock(&self.state.0) = true;
         self.state.1.notify_all();
+    }
+
+    /// Whether it is open.
+    #[must_use]
+    pub fn is_open(&self) -> bool {
+        *lock(&self.state.0)
     }
 
     /// Waits until the gate is open.

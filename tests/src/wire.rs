@@ -150,7 +150,18 @@ impl<R: Read> Source<R> {
     /// # Panics
     /// When the read timeout of the socket, which is the watchdog, passes.
     pub fn fill(&mut self) -> io::Result<bool> {
-        let mut block = vec![0; 64 * 1024];
+        self.fill_at_most(64 * 1024)
+    }
+
+    /// Like [`Source::fill`], of at most `most` bytes.
+    ///
+    /// # Errors
+    /// What the operating system says.
+    ///
+    /// # Panics
+    /// When the watchdog passes.
+    pub fn fill_at_most(&mut self, most: usize) -> io::Result<bool> {
+        let mut block = vec![0; most];
         let count = loop {
             match self.from.read(&mut block) {
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
