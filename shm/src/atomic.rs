@@ -8,3 +8,12 @@
 pub use loom::sync::atomic::{AtomicU64, Ordering, fence};
 #[cfg(not(loom))]
 pub use std::sync::atomic::{AtomicU64, Ordering, fence};
+
+/// Lets another thread make progress inside a bounded retry.
+#[inline]
+pub(crate) fn relax() {
+    #[cfg(loom)]
+    loom::thread::yield_now();
+    #[cfg(not(loom))]
+    std::hint::spin_loop();
+}

@@ -12,17 +12,23 @@ compile_error!(
 
 pub mod atomic;
 mod bytes;
-pub mod id;
-pub mod seqlock;
-
-pub mod clock;
-pub mod disk;
 pub mod engine_state;
 pub mod error;
+pub mod id;
 pub mod policy;
-pub mod region;
+pub mod seqlock;
 pub mod signals;
 
+// Under loom, words are loom's and cannot lie in a file: only the pure rooms are there.
+#[cfg(not(loom))]
+pub mod clock;
+#[cfg(not(loom))]
+pub mod disk;
+#[cfg(not(loom))]
+pub mod region;
+
+#[cfg(not(loom))]
 pub use clock::{BootId, boottime_ns};
 pub use error::Error;
+#[cfg(not(loom))]
 pub use region::{install_sigbus_guard, is_tmpfs, run_dir};

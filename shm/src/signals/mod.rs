@@ -1,14 +1,31 @@
-//! Signal files.
+//! Signals: what every proxy process measured, for the solver to read.
+//!
+//! One file a process, one segment a shard, one record a class, engine and pair. A shard is the
+//! only writer of its segment, so counting is a plain load and store in a cache line that nobody
+//! else writes; counters only rise, and a reader takes differences at its own pace. Nothing here
+//! is a message: a reader that misses a hundred passes misses no request.
+//!
+//! `layout` has the positions, `record` the life of a record as pure operations on words, `writer`
+//! and `reader` the two sides, `counters` the numbers as a reader gets them.
 
 mod counters;
+pub(crate) mod layout;
+pub mod record;
+
+#[cfg(not(loom))]
 mod reader;
+#[cfg(not(loom))]
+mod sheet;
+#[cfg(not(loom))]
 mod writer;
 
 pub use counters::{
-    ClassCounters, EngineCounters, HISTOGRAM_BUCKETS, Histogram, PairCounters, bucket_floor_us,
-    bucket_of_us,
+    BlockLoad, ClassCounters, EngineCounters, HISTOGRAM_BUCKETS, Histogram, PairCounters,
+    bucket_floor_us, bucket_of_us,
 };
+#[cfg(not(loom))]
 pub use reader::{Instance, ShardBeat, SignalsReader, Snapshot, list, reap};
+#[cfg(not(loom))]
 pub use writer::{ClassCell, EngineCell, PairCell, ShardSignals, SignalsWriter};
 
 /// Capacities of a signal file: each one more than the largest slot number served.

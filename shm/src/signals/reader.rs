@@ -1,13 +1,29 @@
 //! The reading side of signal files.
+//!
+//! A reader needs no agreement with the process: it copies each record, adds up the shards and
+//! leaves differences to its caller.
 
+use std::fs::{self, File, TryLockError};
 use std::path::{Path, PathBuf};
 
+use super::layout::{
+    AT_BEAT_NS, AT_POLICY_VERSION, CLASS_WORDS, ENGINE_WORDS, Geometry, PAIR_WORDS,
+};
+use super::record::{AT_GENERATION, Life, copy};
+use super::writer::temporary;
 use super::{ClassCounters, EngineCounters, PairCounters, Shape};
+use crate::atomic::{AtomicU64, Ordering};
 use crate::clock::BootId;
 use crate::error::Error;
 use crate::id::{ClassSlot, EngineSlot, PairNumber};
+use crate::region::header::{
+    AT_CLASS_WORDS, AT_CLASSES, AT_ENGINE_WORDS, AT_ENGINES, AT_MAGIC, AT_PAIR_WORDS, AT_PAIRS,
+    AT_PID, AT_SEGMENT_HEADER_WORDS, AT_SEGMENT_WORDS, AT_SHARDS, AT_START_NS, HEADER_WORDS,
+    Header, KIND_SIGNALS, MAGIC,
+};
+use crate::region::{Map, check_folder, open_region, same_file};
 
-/// A proxy process as its signal file names it.
+/// A proxy process, as its signal file names it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Instance {
     /// The boot it lived in.
@@ -28,6 +44,8 @@ pub struct ShardBeat {
 }
 
 /// Everything a signal file held at one time, summed over shards.
+///
+/// A record whose life was just changing is left out: its last counters still stand.
 #[derive(Clone, Debug)]
 pub struct Snapshot {
     /// Whose it is.
@@ -44,34 +62,232 @@ pub struct Snapshot {
     pub pairs: Vec<(PairNumber, PairCounters)>,
 }
 
-/// A signal file, read.
+/// A signal file, open for reading.
 #[derive(Debug)]
-pub struct SignalsReader {}
+pub struct SignalsReader {
+    path: PathBuf,
+    opened: Opened,
+}
+
+#[derive(Debug)]
+struct Opened {
+    file: File,
+    map: Map,
+    geometry: Geometry,
+    instance: Instance,
+}
 
 impl SignalsReader {
     /// Opens one file that [`list`] named.
-    pub fn open(_path: &Path) -> Result<SignalsReader, Error> {
-        unimplemented!()
+    pub fn open(path: &Path) -> Result<SignalsReader, Error> {
+        Ok(SignalsReader {
+            path: path.to_path_buf(),
+            opened: open(path)?,
+        })
     }
 
-    /// Whether its process lives (holds the lock). Ask before the snapshot: a dead file is read
-    /// once more, then given to [`reap`].
+    /// Path of the file.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Whether its process lives, that is, holds the lock. Ask before the snapshot: a dead
+    /// process's file is read once more, then given to [`reap`].
     pub fn alive(&mut self) -> Result<bool, Error> {
-        unimplemented!()
+        self.follow()?;
+        match self.opened.file.try_lock_shared() {
+            Ok(()) => {
+                self.opened
+                    .file
+                    .unlock()
+                    .map_err(Error::io("cannot unlock", &self.path))?;
+                Ok(false)
+            }
+            Err(TryLockError::WouldBlock) => Ok(true),
+            Err(TryLockError::Error(e)) => Err(Error::io("cannot test the lock of", &self.path)(e)),
+        }
     }
 
-    /// Reads everything; follows the file when it was replaced by a larger one.
+    /// Reads everything, from the larger file where one took this one's place: counters go on
+    /// rising from one to the other. A file that was removed is read to its end.
     pub fn snapshot(&mut self) -> Result<Snapshot, Error> {
-        unimplemented!()
+        self.follow()?;
+        let Opened {
+            map,
+            geometry,
+            instance,
+            ..
+        } = &self.opened;
+        let words = &map.words()[HEADER_WORDS..];
+        let segments: Vec<&[AtomicU64]> = words
+            .chunks_exact(geometry.segment_words)
+            .take(usize::from(geometry.shape.shards))
+            .collect();
+        let shape = geometry.shape;
+        let snapshot = Snapshot {
+            instance: *instance,
+            shape,
+            shards: segments.iter().map(|segment| beat(segment)).collect(),
+            classes: (0..shape.classes)
+                .filter_map(|slot| {
+                    let at = geometry.class_at(usize::from(slot));
+                    let sum = sum::<CLASS_WORDS>(&segments, at, geometry.class_words)?;
+                    Some((ClassSlot(slot), ClassCounters::from_words(&sum)))
+                })
+                .collect(),
+            engines: (0..shape.engines)
+                .filter_map(|slot| {
+                    let at = geometry.engine_at(usize::from(slot));
+                    let sum = sum::<ENGINE_WORDS>(&segments, at, geometry.engine_words)?;
+                    Some((EngineSlot(slot), EngineCounters::from_words(&sum)))
+                })
+                .collect(),
+            pairs: (0..shape.pairs)
+                .filter_map(|number| {
+                    let at = geometry.pair_at(usize::from(number));
+                    let sum = sum::<PAIR_WORDS>(&segments, at, geometry.pair_words)?;
+                    Some((PairNumber(number), PairCounters::from_words(&sum)))
+                })
+                .collect(),
+        };
+        // Counters that a cut took away read 0, and the next difference would count from there.
+        if map.is_faulted() || map.words()[AT_MAGIC].load(Ordering::Relaxed) != MAGIC {
+            return Err(Error::Damaged {
+                path: self.path.clone(),
+                why: "it was cut short",
+            });
+        }
+        Ok(snapshot)
+    }
+
+    /// Opens what stands at the path now, if that is another file. A path that is gone changes
+    /// nothing: what is open can still be read to its end.
+    fn follow(&mut self) -> Result<(), Error> {
+        if !self.opened.map.is_faulted() && same_file(&self.opened.file, &self.path) {
+            return Ok(());
+        }
+        match open(&self.path) {
+            Ok(opened) => self.opened = opened,
+            Err(Error::Absent { .. }) => {}
+            Err(error) => return Err(error),
+        }
+        Ok(())
     }
 }
 
 /// Signal files of a folder, by name; none when the folder is not there.
-pub fn list(_dir: &Path) -> Result<Vec<PathBuf>, Error> {
-    unimplemented!()
+pub fn list(dir: &Path) -> Result<Vec<PathBuf>, Error> {
+    let entries = match fs::read_dir(dir).map_err(Error::io("cannot list", dir)) {
+        Ok(entries) => entries,
+        Err(Error::Absent { .. }) => return Ok(Vec::new()),
+        Err(error) => return Err(error),
+    };
+    check_folder(dir)?;
+    let mut paths = Vec::new();
+    for entry in entries {
+        let path = entry.map_err(Error::io("cannot list", dir))?.path();
+        let hidden = path
+            .file_name()
+            .is_none_or(|name| name.as_encoded_bytes()[0] == b'.');
+        if !hidden {
+            paths.push(path);
+        }
+    }
+    paths.sort();
+    Ok(paths)
 }
 
-/// Removes a dead process's file; [`Error::Alive`] when its lock is held.
-pub fn reap(_path: &Path) -> Result<(), Error> {
-    unimplemented!()
+/// Removes a dead process's file, and a larger one that it had begun; [`Error::Alive`] when the
+/// lock is held.
+pub fn reap(path: &Path) -> Result<(), Error> {
+    let file = open_region(path, false)?;
+    match file.try_lock() {
+        Ok(()) => {}
+        Err(TryLockError::WouldBlock) => {
+            return Err(Error::Alive {
+                path: path.to_path_buf(),
+            });
+        }
+        Err(TryLockError::Error(e)) => return Err(Error::io("cannot lock", path)(e)),
+    }
+    match fs::remove_file(temporary(path)).map_err(Error::io("cannot remove", path)) {
+        Ok(()) | Err(Error::Absent { .. }) => {}
+        Err(error) => return Err(error),
+    }
+    fs::remove_file(path).map_err(Error::io("cannot remove", path))
+}
+
+fn open(path: &Path) -> Result<Opened, Error> {
+    let file = open_region(path, false)?;
+    let header = Header::read(&file, path, KIND_SIGNALS)?;
+    let damaged = |why| Error::Damaged {
+        path: path.to_path_buf(),
+        why,
+    };
+    let word = |at: usize| header.words[at];
+    let small =
+        |at: usize| u16::try_from(word(at)).map_err(|_| damaged("its shape is over the limits"));
+    let shape = Shape {
+        shards: small(AT_SHARDS)?,
+        classes: small(AT_CLASSES)?,
+        engines: small(AT_ENGINES)?,
+        pairs: small(AT_PAIRS)?,
+    };
+    let lengths = [
+        AT_SEGMENT_HEADER_WORDS,
+        AT_CLASS_WORDS,
+        AT_ENGINE_WORDS,
+        AT_PAIR_WORDS,
+        AT_SEGMENT_WORDS,
+    ]
+    .map(word);
+    let body_words = header.file_bytes / 8 - HEADER_WORDS;
+    let geometry = Geometry::checked(shape, lengths, body_words).map_err(damaged)?;
+    let instance = Instance {
+        boot: header.boot(),
+        pid: u32::try_from(word(AT_PID)).map_err(|_| damaged("its process id is impossible"))?,
+        start_ns: word(AT_START_NS),
+    };
+    let map = Map::read_only(&file, path, header.file_bytes)?;
+    Ok(Opened {
+        file,
+        map,
+        geometry,
+        instance,
+    })
+}
+
+fn beat(segment: &[AtomicU64]) -> ShardBeat {
+    ShardBeat {
+        beat_ns: segment[AT_BEAT_NS].load(Ordering::Relaxed),
+        policy_version: segment[AT_POLICY_VERSION].load(Ordering::Relaxed),
+    }
+}
+
+/// The counters of one record, added up over the shards that are in its latest life. `None` when no
+/// shard used it, or when one is just changing its life.
+fn sum<const WORDS: usize>(
+    segments: &[&[AtomicU64]],
+    at: usize,
+    record_words: usize,
+) -> Option<[u64; WORDS]> {
+    let mut total: Option<[u64; WORDS]> = None;
+    let mut words = [0u64; WORDS];
+    for segment in segments {
+        let generation = match copy(&segment[at..at + record_words], &mut words) {
+            Life::Unused => continue,
+            Life::Changing => return None,
+            Life::Of(generation) => u64::from(generation),
+        };
+        match &mut total {
+            Some(total) if total[AT_GENERATION] > generation => {}
+            Some(total) if total[AT_GENERATION] == generation => {
+                let counters = total.iter_mut().zip(&words).skip(1);
+                counters.for_each(|(sum, word)| *sum = sum.wrapping_add(*word));
+            }
+            _ => total = Some(words),
+        }
+    }
+    total
 }
