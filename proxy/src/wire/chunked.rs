@@ -1,11 +1,22 @@
 //! A strict, resumable reader of chunked bodies.
+//!
+//! One reader serves two uses: *tracking*, where the bytes are relayed as they are and only the
+//! exact end matters, and *decoding*, where the payload is wanted. It accepts what RFC 9112 writes
+//! and nothing that another parser might read otherwise: lines end in CR LF, nothing stands between
+//! a size and its `;` or CR, extensions follow the grammar. Extensions and trailers are checked,
+//! bounded and otherwise ignored.
 
 use std::ops::Range;
 
-/// Reads one chunked body: tracking (the bytes are relayed as they are) or decoding.
-#[derive(Clone, Debug, Default)]
+use crate::wire::framing::is_token_byte;
+
+/// Reads one chunked body.
+#[derive(Clone, Debug)]
 pub struct ChunkedReader {
+    state: State,
     payload_bytes: u64,
+    extension_bytes: u32,
+    trailer_bytes: u32,
 }
 
 /// What one piece of input brought.
@@ -45,6 +56,60 @@ pub const MAX_EXTENSION_BYTES: u32 = 16 * 1024;
 /// Most bytes of trailers in one body.
 pub const MAX_TRAILER_BYTES: u32 = 8 * 1024;
 
+/// Most hex digits of a size, leading zeros included: more than any body bound needs.
+const MAX_SIZE_DIGITS: u8 = 15;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    Size {
+        size: u64,
+        digits: u8,
+    },
+    Extension {
+        size: u64,
+        at: Extension,
+    },
+    SizeLf {
+        size: u64,
+    },
+    Payload {
+        left: u64,
+    },
+    PayloadCr,
+    PayloadLf,
+    /// At the start of a trailer line, or of the blank line that ends the body.
+    TrailerStart,
+    TrailerName,
+    TrailerValue,
+    TrailerLf,
+    EndLf,
+    Ended,
+    Failed(ChunkedError),
+}
+
+/// Where in `;name=value` or `;name="value"` a reader stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Extension {
+    NameStart,
+    Name,
+    ValueStart,
+    Value,
+    Quoted,
+    QuotedPair,
+    QuotedEnd,
+}
+
+impl Default for ChunkedReader {
+    fn default() -> Self {
+        Self {
+            state: State::Size { size: 0, digits: 0 },
+            payload_bytes: 0,
+            extension_bytes: 0,
+            trailer_bytes: 0,
+        }
+    }
+}
+
 impl ChunkedReader {
     /// A reader at the start of a body.
     #[must_use]
@@ -53,14 +118,44 @@ impl ChunkedReader {
     }
 
     /// Reads `input`, the next bytes of the connection; `on_payload` gets the ranges of `input`
-    /// that are payload, in order, none empty.
+    /// that are payload, in order, none empty. An error is final: it is returned again by every
+    /// later call.
     pub fn feed(
         &mut self,
         input: &[u8],
-        on_payload: impl FnMut(Range<usize>),
+        mut on_payload: impl FnMut(Range<usize>),
     ) -> Result<Progress, ChunkedError> {
-        let _ = (input, on_payload);
-        unimplemented!("chunked")
+        let mut at = 0;
+        while at < input.len() && self.state != State::Ended {
+            if let State::Payload { left } = self.state {
+                let take = usize::try_from(left)
+                    .unwrap_or(usize::MAX)
+                    .min(input.len() - at);
+                on_payload(at..at + take);
+                at += take;
+                self.payload_bytes += take as u64;
+                let left = left - take as u64;
+                self.state = if left == 0 {
+                    State::PayloadCr
+                } else {
+                    State::Payload { left }
+                };
+                continue;
+            }
+            let step = self.step(input[at]);
+            at += 1;
+            if let Err(error) = step {
+                self.state = State::Failed(error);
+                return Err(error);
+            }
+        }
+        match self.state {
+            State::Failed(error) => Err(error),
+            state => Ok(Progress {
+                consumed: at,
+                ended: state == State::Ended,
+            }),
+        }
     }
 
     /// Payload bytes read so far.
@@ -72,6 +167,118 @@ impl ChunkedReader {
     /// Whether the body has ended.
     #[must_use]
     pub fn ended(&self) -> bool {
-        false
+        self.state == State::Ended
+    }
+
+    /// Takes one byte that is not payload.
+    fn step(&mut self, byte: u8) -> Result<(), ChunkedError> {
+        self.state = match self.state {
+            State::Size { size, digits } => size_step(size, digits, byte)?,
+            State::Extension { size, at } => self.extension_step(size, at, byte)?,
+            State::SizeLf { size } => match (byte, size) {
+                (b'\n', 0) => State::TrailerStart,
+                (b'\n', left) => State::Payload { left },
+                _ => return Err(ChunkedError::LineEnd),
+            },
+            State::PayloadCr if byte == b'\r' => State::PayloadLf,
+            State::PayloadLf if byte == b'\n' => State::Size { size: 0, digits: 0 },
+            State::PayloadCr | State::PayloadLf => return Err(ChunkedError::LineEnd),
+            State::TrailerStart
+            | State::TrailerName
+            | State::TrailerValue
+            | State::TrailerLf
+            | State::EndLf => self.trailer_step(byte)?,
+            State::Failed(error) => return Err(error),
+            State::Payload { .. } | State::Ended => self.state,
+        };
+        Ok(())
+    }
+
+    fn extension_step(
+        &mut self,
+        size: u64,
+        at: Extension,
+        byte: u8,
+    ) -> Result<State, ChunkedError> {
+        self.extension_bytes += 1;
+        if self.extension_bytes > MAX_EXTENSION_BYTES {
+            return Err(ChunkedError::ExtensionsTooLong);
+        }
+        let may_end = matches!(
+            at,
+            Extension::Name | Extension::Value | Extension::QuotedEnd
+        );
+        let at = match (at, byte) {
+            (_, b'\r') if may_end => return Ok(State::SizeLf { size }),
+            (_, b';') if may_end => Extension::NameStart,
+            (_, b'\n') => return Err(ChunkedError::LineEnd),
+            (Extension::NameStart | Extension::Name, _) if is_token_byte(byte) => Extension::Name,
+            (Extension::Name, b'=') => Extension::ValueStart,
+            (Extension::ValueStart, b'"') => Extension::Quoted,
+            (Extension::ValueStart | Extension::Value, _) if is_token_byte(byte) => {
+                Extension::Value
+            }
+            (Extension::Quoted, b'"') => Extension::QuotedEnd,
+            (Extension::Quoted, b'\\') => Extension::QuotedPair,
+            (Extension::Quoted | Extension::QuotedPair, _) if is_text_byte(byte) => {
+                Extension::Quoted
+            }
+            _ => return Err(ChunkedError::Extension),
+        };
+        Ok(State::Extension { size, at })
+    }
+
+    fn trailer_step(&mut self, byte: u8) -> Result<State, ChunkedError> {
+        self.trailer_bytes += 1;
+        if self.trailer_bytes > MAX_TRAILER_BYTES {
+            return Err(ChunkedError::TrailersTooLong);
+        }
+        match (self.state, byte) {
+            (State::TrailerStart, b'\r') => Ok(State::EndLf),
+            (State::EndLf, b'\n') => Ok(State::Ended),
+            (State::TrailerLf, b'\n') => Ok(State::TrailerStart),
+            (State::TrailerStart, b'\n') => Err(ChunkedError::LineEnd),
+            (State::EndLf | State::TrailerLf, _) => Err(ChunkedError::LineEnd),
+            (State::TrailerStart | State::TrailerName, _) if is_token_byte(byte) => {
+                Ok(State::TrailerName)
+            }
+            (State::TrailerName, b':') => Ok(State::TrailerValue),
+            (State::TrailerValue, b'\r') => Ok(State::TrailerLf),
+            (State::TrailerValue, _) if is_text_byte(byte) => Ok(State::TrailerValue),
+            (State::TrailerValue, b'\n') => Err(ChunkedError::LineEnd),
+            _ => Err(ChunkedError::Trailer),
+        }
     }
 }
+
+fn size_step(size: u64, digits: u8, byte: u8) -> Result<State, ChunkedError> {
+    let digit = match byte {
+        b'0'..=b'9' => byte - b'0',
+        b'a'..=b'f' => byte - b'a' + 10,
+        b'A'..=b'F' => byte - b'A' + 10,
+        b'\r' if digits > 0 => return Ok(State::SizeLf { size }),
+        b';' if digits > 0 => {
+            return Ok(State::Extension {
+                size,
+                at: Extension::NameStart,
+            });
+        }
+        b'\n' => return Err(ChunkedError::LineEnd),
+        _ => return Err(ChunkedError::Size),
+    };
+    if digits == MAX_SIZE_DIGITS {
+        return Err(ChunkedError::Size);
+    }
+    Ok(State::Size {
+        size: size << 4 | u64::from(digit),
+        digits: digits + 1,
+    })
+}
+
+/// Tab, space, visible ASCII and the upper half: what may stand in quoted strings and values.
+fn is_text_byte(byte: u8) -> bool {
+    byte == b'\t' || (byte >= b' ' && byte != 0x7f)
+}
+
+#[cfg(test)]
+mod tests;
