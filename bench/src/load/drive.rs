@@ -128,16 +128,29 @@ impl Shared {
         request: &[u8],
         seen: &mut Seen,
     ) -> Result<(), Failure> {
-        if !connection.as_ref().is_some_and(Connection::is_usable) {
-            *connection = Some(Connection::open(self.args.addr).await?);
-            self.tally.borrow_mut().connections += 1;
+        if let Some(reused) = connection.as_mut().filter(|reused| reused.is_usable()) {
+            match self.ask(reused, request, seen).await {
+                // The server closed while the request was on its way to it: every HTTP client
+                // sends such a request once more. It is counted, so that nothing is hidden.
+                Err(Failure::Closed | Failure::Reset) if seen.status.is_none() => {
+                    self.tally.borrow_mut().replays += 1;
+                }
+                outcome => return outcome,
+            }
         }
-        let connection = connection.as_mut().ok_or(Failure::Connect)?;
-        connection
-            .exchange(request, seen, |stamp, now_ns| {
-                self.tally.borrow_mut().event(stamp, now_ns)
-            })
-            .await
+        self.tally.borrow_mut().connections += 1;
+        let fresh = connection.insert(Connection::open(self.args.addr).await?);
+        self.ask(fresh, request, seen).await
+    }
+
+    async fn ask(
+        &self,
+        connection: &mut Connection,
+        request: &[u8],
+        seen: &mut Seen,
+    ) -> Result<(), Failure> {
+        let watch = |stamp, now_ns| self.tally.borrow_mut().event(stamp, now_ns);
+        connection.exchange(request, seen, watch).await
     }
 
     fn key(&self) -> u64 {

@@ -41,6 +41,7 @@ pub(super) fn of(args: &Args, tally: &Tally, window: &Window) -> Value {
         "tok_per_s": per_second(tally.events),
         "body_bytes": tally.body_bytes,
         "connections": tally.connections,
+        "replays": tally.replays,
         "engines": tally.engines,
         "failed": tally.failed(),
         "errors": tally.errors,

@@ -23,8 +23,10 @@ pub(super) struct Tally {
     pub(super) events: u64,
     /// Bytes of bodies.
     pub(super) body_bytes: u64,
-    /// Connections opened.
+    /// Connections opened, or tried to.
     pub(super) connections: u64,
+    /// Requests sent once more because a reused connection ended before any byte of the answer.
+    pub(super) replays: u64,
     /// Errors by kind.
     pub(super) errors: BTreeMap<String, u64>,
     /// Answers by mock engine.
@@ -45,6 +47,7 @@ impl Tally {
             events: 0,
             body_bytes: 0,
             connections: 0,
+            replays: 0,
             errors: BTreeMap::new(),
             engines: BTreeMap::new(),
         }
