@@ -1,0 +1,199 @@
+//! Small GETs over one kept HTTP/1.1 connection.
+//!
+//! Not a general client: no redirects, no compression, no cookies, one request at a time. A scraper
+//! must not disturb what it looks at, so the connection is reused, nothing asks for gzip, and every
+//! exchange has a deadline and a byte bound. Engines drop idle connections without saying so; a
+//! kept connection that fails before the answer's head is replaced once.
+
+use std::io;
+use std::net::SocketAddr;
+
+use bytes::Bytes;
+use http_body_util::{BodyExt, Empty};
+use hyper::client::conn::http1::{Builder, SendRequest};
+use hyper::header::{ACCEPT, CONTENT_TYPE, HOST, USER_AGENT};
+use hyper::{Request, Response, StatusCode};
+use hyper_util::rt::TokioIo;
+use tokio::net::TcpStream;
+use tokio::task::JoinHandle;
+use tokio::time::{Instant, timeout_at};
+
+/// Bytes of a response head that are read before giving up.
+const HEAD_BYTES: usize = 64 * 1024;
+
+/// A connection to one server, opened when first needed.
+#[derive(Debug, Default)]
+pub(crate) struct Client {
+    kept: Option<Connection>,
+    opened: u64,
+}
+
+/// An answer whose head arrived.
+#[derive(Debug)]
+pub(crate) struct Answer {
+    pub(crate) status: StatusCode,
+    pub(crate) content_type: String,
+    pub(crate) body: Vec<u8>,
+    /// The whole body is here; else the peer broke off or the byte bound was reached.
+    pub(crate) complete: bool,
+}
+
+/// Why there is no answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Failure {
+    /// Nothing listens there.
+    Refused,
+    /// No connection for another reason.
+    Unreachable,
+    /// The deadline passed.
+    Timeout,
+    /// The connection ended before the answer's head.
+    Reset,
+    /// What came back is not HTTP/1.1.
+    Protocol,
+}
+
+/// Where and what to ask.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Query<'a> {
+    pub(crate) addresses: &'a [SocketAddr],
+    pub(crate) authority: &'a str,
+    pub(crate) path: &'a str,
+    pub(crate) deadline: Instant,
+    /// Body bytes read at most.
+    pub(crate) body_bytes: usize,
+}
+
+impl Client {
+    /// Sends one GET and reads the answer.
+    pub(crate) async fn fetch(&mut self, query: Query<'_>) -> Result<Answer, Failure> {
+        let outcome = timeout_at(query.deadline, self.exchange(query)).await;
+        let outcome = outcome.unwrap_or(Err(Failure::Timeout));
+        if !outcome.as_ref().is_ok_and(|answer| answer.complete) {
+            // Its framing is in doubt, or an answer may still be on its way.
+            self.kept = None;
+        }
+        outcome
+    }
+
+    /// Forgets the connection: the name resolves to another address now.
+    pub(crate) fn disconnect(&mut self) {
+        self.kept = None;
+    }
+
+    /// Connections opened so far.
+    #[cfg(test)]
+    pub(crate) fn opened(&self) -> u64 {
+        self.opened
+    }
+
+    async fn exchange(&mut self, query: Query<'_>) -> Result<Answer, Failure> {
+        if let Some(kept) = self.kept.as_mut()
+            && kept.sender.ready().await.is_ok()
+        {
+            match kept.sender.send_request(request(&query)?).await {
+                Ok(response) => return Ok(read(response, query.body_bytes).await),
+                Err(error) if error.is_parse() => return Err(Failure::Protocol),
+                // Dropped while it was idle.
+                Err(_) => {}
+            }
+        }
+        let fresh = self.kept.insert(connect(query.addresses).await?);
+        self.opened += 1;
+        let response = fresh
+            .sender
+            .send_request(request(&query)?)
+            .await
+            .map_err(|error| {
+                if error.is_parse() {
+                    Failure::Protocol
+                } else {
+                    Failure::Reset
+                }
+            })?;
+        Ok(read(response, query.body_bytes).await)
+    }
+}
+
+#[derive(Debug)]
+struct Connection {
+    sender: SendRequest<Empty<Bytes>>,
+    driver: JoinHandle<()>,
+}
+
+impl Drop for Connection {
+    fn drop(&mut self) {
+        self.driver.abort();
+    }
+}
+
+/// Connects to the first address that takes the connection.
+async fn connect(addresses: &[SocketAddr]) -> Result<Connection, Failure> {
+    let mut failure = Failure::Unreachable;
+    for address in addresses {
+        match TcpStream::connect(address).await {
+            Ok(stream) => return handshake(stream).await,
+            Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
+                failure = Failure::Refused;
+            }
+            Err(_) => failure = Failure::Unreachable,
+        }
+    }
+    Err(failure)
+}
+
+async fn handshake(stream: TcpStream) -> Result<Connection, Failure> {
+    // A delay of the last small segment would only be measured as a slow engine; without the
+    // option the scrape still works.
+    let _ = stream.set_nodelay(true);
+    let (sender, connection) = Builder::new()
+        .max_buf_size(HEAD_BYTES)
+        .handshake(TokioIo::new(stream))
+        .await
+        .map_err(|_| Failure::Reset)?;
+    let driver = tokio::spawn(async move {
+        // Its error reaches the sender too, which is where it is handled.
+        let _ = connection.await;
+    });
+    Ok(Connection { sender, driver })
+}
+
+fn request(query: &Query<'_>) -> Result<Request<Empty<Bytes>>, Failure> {
+    Request::get(query.path)
+        .header(HOST, query.authority)
+        .header(
+            USER_AGENT,
+            concat!("pointsman-solver/", env!("CARGO_PKG_VERSION")),
+        )
+        .header(ACCEPT, "text/plain")
+        .body(Empty::new())
+        .map_err(|_| Failure::Protocol)
+}
+
+async fn read(response: Response<hyper::body::Incoming>, body_bytes: usize) -> Answer {
+    let (head, mut body) = response.into_parts();
+    let content_type = head
+        .headers
+        .get(CONTENT_TYPE)
+        .and_then(|value| value.to_str().ok());
+    let content_type = content_type.unwrap_or_default().to_ascii_lowercase();
+    let mut answer = Answer {
+        status: head.status,
+        content_type,
+        body: Vec::new(),
+        complete: false,
+    };
+    while let Some(frame) = body.frame().await {
+        let Ok(frame) = frame else { return answer };
+        let Some(data) = frame.data_ref() else {
+            continue;
+        };
+        let room = body_bytes - answer.body.len();
+        answer.body.extend_from_slice(&data[..data.len().min(room)]);
+        if data.len() > room {
+            return answer;
+        }
+    }
+    answer.complete = true;
+    answer
+}

@@ -1,0 +1,389 @@
+//! Reads the signal pages of one frontend's proxies and says what happened since the last look.
+//!
+//! Counters on a page only rise and outlive solvers, so a page first met is only a starting point,
+//! unless its process began after the last look. A dead process' page is read once more, so that
+//! what it counted at the end is not lost, and then removed. No page at all is not the same as no
+//! traffic: `Delta::measured` tells them apart.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+
+use pointsman_shm::id::{ClassSlot, EngineSlot, Generation, MAX_PRIORITIES, PairNumber};
+use pointsman_shm::signals::{self, PairCounters, SignalsReader, Snapshot};
+use pointsman_shm::{Error, boottime_ns};
+
+use crate::metrics::{self, Metrics};
+
+/// Most pages read of one frontend; more processes than any host runs.
+const MAX_PAGES: usize = 1_024;
+
+/// What one frontend's proxies did between two looks.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Delta {
+    /// Time between the looks, seconds; 0 on the first.
+    pub length_s: f64,
+    /// Some page stood for that time, so a class not named here had no requests.
+    pub measured: bool,
+    /// Pages whose process lives.
+    pub live_pages: usize,
+    /// Hosts those are on.
+    pub live_hosts: u32,
+    /// Oldest policy version that a live shard runs; `None` without a live shard.
+    pub adopted_version: Option<u64>,
+    /// First attempts offered, by priority.
+    pub offered: BTreeMap<(ClassSlot, Generation), [u64; MAX_PRIORITIES]>,
+    /// Tokens of answers.
+    pub tokens: BTreeMap<(PairNumber, Generation), Tokens>,
+    /// Attempts that live processes have in flight now.
+    pub in_flight: BTreeMap<(EngineSlot, Generation), u64>,
+}
+
+/// Tokens of the answers of one pair.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Tokens {
+    /// Answers whose tokens were counted.
+    pub answers: u64,
+    /// Of those, answers whose tokens were estimated.
+    pub estimated: u64,
+    /// Prompt tokens.
+    pub prompt: u64,
+    /// Prompt tokens that the engine had in its cache.
+    pub cached: u64,
+    /// Output tokens.
+    pub output: u64,
+}
+
+/// The pages of one frontend.
+#[derive(Debug)]
+pub struct Pages {
+    frontend: String,
+    dir: PathBuf,
+    open: BTreeMap<PathBuf, Page>,
+    /// Paths whose last reading failed, so that it is said once.
+    failing: BTreeSet<PathBuf>,
+    last_ns: Option<u64>,
+}
+
+#[derive(Debug)]
+struct Page {
+    reader: SignalsReader,
+    last: Option<Snapshot>,
+}
+
+impl Pages {
+    /// Pages in `<run_dir>/<frontend>/signals`.
+    #[must_use]
+    pub fn new(run_dir: &Path, frontend: &str) -> Self {
+        Self {
+            frontend: frontend.to_owned(),
+            dir: run_dir.join(frontend).join("signals"),
+            open: BTreeMap::new(),
+            failing: BTreeSet::new(),
+            last_ns: None,
+        }
+    }
+
+    /// Looks at every page.
+    pub fn look(&mut self, metrics: &Metrics) -> Delta {
+        let now_ns = boottime_ns();
+        let mut delta = Delta {
+            length_s: self
+                .last_ns
+                .map_or(0.0, |last| now_ns.saturating_sub(last) as f64 / 1e9),
+            ..Delta::default()
+        };
+        let paths = match signals::list(&self.dir) {
+            Ok(paths) => paths,
+            Err(error) => {
+                self.fail(self.dir.clone(), &error, metrics);
+                Vec::new()
+            }
+        };
+        self.open.retain(|path, _| paths.contains(path));
+        self.failing
+            .retain(|path| paths.contains(path) || *path == self.dir);
+        let mut boots = Vec::new();
+        for path in paths.into_iter().take(MAX_PAGES) {
+            match self.read(&path, &mut delta) {
+                Ok(Some(boot)) => {
+                    self.failing.remove(&path);
+                    if !boots.contains(&boot) {
+                        boots.push(boot);
+                    }
+                }
+                Ok(None) => {
+                    self.open.remove(&path);
+                }
+                Err(error) => {
+                    self.open.remove(&path);
+                    self.fail(path, &error, metrics);
+                }
+            }
+        }
+        delta.live_hosts = u32::try_from(boots.len()).unwrap_or(u32::MAX);
+        self.last_ns = Some(now_ns);
+        metrics.set(
+            &metrics::SIGNAL_PAGES,
+            &[&self.frontend],
+            delta.live_pages as f64,
+        );
+        delta
+    }
+
+    /// Reads one page into `delta`; the boot it belongs to, or `None` for a dead one, now removed.
+    fn read(
+        &mut self,
+        path: &Path,
+        delta: &mut Delta,
+    ) -> Result<Option<pointsman_shm::BootId>, Error> {
+        let page = match self.open.entry(path.to_owned()) {
+            std::collections::btree_map::Entry::Occupied(entry) => entry.into_mut(),
+            std::collections::btree_map::Entry::Vacant(entry) => entry.insert(Page {
+                reader: SignalsReader::open(path)?,
+                last: None,
+            }),
+        };
+        // Asked before the snapshot: what is dead then has written all it ever will.
+        let alive = page.reader.alive()?;
+        let now = page.reader.snapshot()?;
+        let earlier = page.last.take();
+        let is_new = self
+            .last_ns
+            .is_some_and(|last| now.instance.start_ns >= last);
+        if earlier.is_some() || is_new {
+            delta.measured = true;
+            add(delta, &now, earlier.as_ref());
+        }
+        let boot = now.instance.boot;
+        if alive {
+            add_live(delta, &now);
+            page.last = Some(now);
+            return Ok(Some(boot));
+        }
+        tracing::info!(frontend = %self.frontend, page = %path.display(), "proxy process ended");
+        match signals::reap(path) {
+            Ok(()) | Err(Error::Absent { .. }) => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    fn fail(&mut self, path: PathBuf, error: &Error, metrics: &Metrics) {
+        metrics.add(&metrics::SIGNAL_PAGE_ERRORS, &[&self.frontend], 1.0);
+        if self.failing.insert(path) {
+            tracing::warn!(frontend = %self.frontend, %error, "signal page cannot be read");
+        }
+    }
+}
+
+/// Adds what a page counted since `earlier`, or since its process began.
+fn add(delta: &mut Delta, now: &Snapshot, earlier: Option<&Snapshot>) {
+    for (slot, counters) in &now.classes {
+        let before = earlier.and_then(|earlier| at(&earlier.classes, *slot));
+        let since = before.map(|before| counters.since(before).offered);
+        let offered = since.unwrap_or(counters.offered);
+        let sum = delta
+            .offered
+            .entry((*slot, counters.generation))
+            .or_default();
+        for (sum, offered) in sum.iter_mut().zip(offered) {
+            *sum = sum.saturating_add(offered);
+        }
+    }
+    for (number, counters) in &now.pairs {
+        let before = earlier.and_then(|earlier| at(&earlier.pairs, *number));
+        let since = before.map_or(*counters, |before| counters.since(before));
+        delta
+            .tokens
+            .entry((*number, counters.generation))
+            .or_default()
+            .add(since.into());
+    }
+}
+
+fn add_live(delta: &mut Delta, now: &Snapshot) {
+    delta.live_pages += 1;
+    let oldest = now.shards.iter().map(|shard| shard.policy_version).min();
+    delta.adopted_version = match (delta.adopted_version, oldest) {
+        (Some(held), Some(oldest)) => Some(held.min(oldest)),
+        (held, oldest) => held.or(oldest),
+    };
+    for (slot, counters) in &now.engines {
+        let sum = delta
+            .in_flight
+            .entry((*slot, counters.generation))
+            .or_default();
+        *sum = sum.saturating_add(counters.in_flight());
+    }
+}
+
+/// The entry of `key` in a list by rising key.
+fn at<Key: Ord, Counters>(list: &[(Key, Counters)], key: Key) -> Option<&Counters> {
+    let position = list.binary_search_by(|(held, _)| held.cmp(&key)).ok()?;
+    Some(&list[position].1)
+}
+
+impl Tokens {
+    pub(super) fn add(&mut self, other: Self) {
+        self.answers = self.answers.saturating_add(other.answers);
+        self.estimated = self.estimated.saturating_add(other.estimated);
+        self.prompt = self.prompt.saturating_add(other.prompt);
+        self.cached = self.cached.saturating_add(other.cached);
+        self.output = self.output.saturating_add(other.output);
+    }
+}
+
+impl From<PairCounters> for Tokens {
+    fn from(counters: PairCounters) -> Self {
+        Self {
+            answers: counters.answers,
+            estimated: counters.estimated,
+            prompt: counters.prompt_tokens,
+            cached: counters.cached_tokens,
+            output: counters.output_tokens,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use pointsman_shm::signals::{Shape, SignalsWriter};
+
+    const SHAPE: Shape = Shape {
+        shards: 2,
+        classes: 4,
+        engines: 4,
+        pairs: 8,
+    };
+    const GENERATION: Generation = Generation(7);
+    const CLASS: (ClassSlot, Generation) = (ClassSlot(1), GENERATION);
+    const PAIR: (PairNumber, Generation) = (PairNumber(3), GENERATION);
+
+    struct Proxy {
+        writer: SignalsWriter,
+        shards: Vec<signals::ShardSignals>,
+    }
+
+    impl Proxy {
+        fn start(dir: &Path) -> Self {
+            let writer = SignalsWriter::create(&dir.join("f/signals"), SHAPE).unwrap();
+            let shards = (0..SHAPE.shards)
+                .map(|shard| writer.segment(shard))
+                .collect();
+            Self { writer, shards }
+        }
+
+        fn offer(&self, shard: usize, priority: u8, count: usize) {
+            let class = self.shards[shard].class(CLASS.0, GENERATION).unwrap();
+            for _ in 0..count {
+                class.offered(priority);
+            }
+        }
+    }
+
+    fn offered(delta: &Delta) -> Option<(u64, u64)> {
+        delta
+            .offered
+            .get(&CLASS)
+            .map(|by_priority| (by_priority[0], by_priority[1]))
+    }
+
+    #[test]
+    fn differences_are_summed_over_shards_and_processes() {
+        let dir = tempfile::tempdir().unwrap();
+        let metrics = Metrics::default();
+        let one = Proxy::start(dir.path());
+        one.offer(0, 0, 1_000);
+        let mut pages = Pages::new(dir.path(), "f");
+        // A page that was there before us is only a starting point.
+        let first = pages.look(&metrics);
+        assert_eq!(
+            (first.measured, first.length_s, offered(&first)),
+            (false, 0.0, None)
+        );
+        assert_eq!((first.live_pages, first.live_hosts), (1, 1));
+        one.offer(0, 0, 5);
+        one.offer(1, 1, 2);
+        let two = Proxy::start(dir.path());
+        two.offer(0, 0, 3);
+        let second = pages.look(&metrics);
+        // The second process began after the last look: all it counted is new.
+        assert_eq!(offered(&second), Some((8, 2)));
+        assert!(second.measured && second.length_s > 0.0);
+        assert_eq!((second.live_pages, second.live_hosts), (2, 1));
+        let third = pages.look(&metrics);
+        assert_eq!(offered(&third), Some((0, 0)));
+        assert_eq!(metrics.value(&metrics::SIGNAL_PAGES, &["f"]), Some(2.0));
+        assert_eq!(metrics.value(&metrics::SIGNAL_PAGE_ERRORS, &["f"]), None);
+    }
+
+    #[test]
+    fn a_dead_page_is_read_once_more_and_removed() {
+        let dir = tempfile::tempdir().unwrap();
+        let metrics = Metrics::default();
+        let mut pages = Pages::new(dir.path(), "f");
+        assert_eq!(pages.look(&metrics), Delta::default());
+        let proxy = Proxy::start(dir.path());
+        pages.look(&metrics);
+        proxy.offer(0, 0, 4);
+        let path = proxy.writer.path().to_owned();
+        drop(proxy);
+        let last = pages.look(&metrics);
+        assert_eq!(offered(&last), Some((4, 0)));
+        assert_eq!(
+            (last.measured, last.live_pages, last.live_hosts),
+            (true, 0, 0)
+        );
+        assert_eq!(last.adopted_version, None);
+        assert!(!path.exists());
+        let after = pages.look(&metrics);
+        assert_eq!((after.measured, offered(&after)), (false, None));
+    }
+
+    #[test]
+    fn tokens_in_flight_and_adopted_versions_are_told() {
+        let dir = tempfile::tempdir().unwrap();
+        let metrics = Metrics::default();
+        let mut pages = Pages::new(dir.path(), "f");
+        pages.look(&metrics);
+        let proxy = Proxy::start(dir.path());
+        proxy.shards[0].beat(boottime_ns(), 12);
+        proxy.shards[1].beat(boottime_ns(), 11);
+        let engine = proxy.shards[1].engine(EngineSlot(2), GENERATION).unwrap();
+        for _ in 0..3 {
+            engine.attempt_started();
+        }
+        engine.attempt_ended(signals::Outcome::Success);
+        let pair = proxy.shards[1].pair(PAIR.0, GENERATION).unwrap();
+        pair.tokens(500, 200, 90, false);
+        pair.tokens(0, 0, 110, true);
+        let delta = pages.look(&metrics);
+        assert_eq!(delta.adopted_version, Some(11));
+        assert_eq!(delta.in_flight.get(&(EngineSlot(2), GENERATION)), Some(&2));
+        let expected = Tokens {
+            answers: 2,
+            estimated: 1,
+            prompt: 500,
+            cached: 200,
+            output: 200,
+        };
+        assert_eq!(delta.tokens.get(&PAIR), Some(&expected));
+    }
+
+    #[test]
+    fn a_file_that_is_no_page_is_counted_and_the_others_are_read() {
+        let dir = tempfile::tempdir().unwrap();
+        let metrics = Metrics::default();
+        let proxy = Proxy::start(dir.path());
+        let junk = proxy
+            .writer
+            .path()
+            .with_file_name("e97fdc2e221c4cbbb2d4c1be5770a86f-1-1");
+        std::fs::write(junk, b"not a page").unwrap();
+        let mut pages = Pages::new(dir.path(), "f");
+        pages.look(&metrics);
+        proxy.offer(0, 0, 2);
+        let delta = pages.look(&metrics);
+        assert_eq!((offered(&delta), delta.live_pages), (Some((2, 0)), 1));
+    }
+}
