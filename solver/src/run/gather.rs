@@ -1,0 +1,122 @@
+//! Puts together what one pass of the solver sees: demand, engines, addresses.
+
+use std::time::Duration;
+
+use pointsman_shm::engine_state::Health as Seen;
+use tokio::time::Instant;
+
+use super::shared::Shared;
+use crate::collect::aliases::Signal;
+use crate::collect::demand::Demand;
+use crate::collect::engines::Observation;
+use crate::collect::signals::Delta;
+use crate::model::topology::{DemandSource, EngineId};
+use crate::model::units::{NonNegative, Share};
+use crate::tick::{EngineSample, Health, Inputs};
+
+/// An observation older than this, or than five scrape periods, is no observation.
+const FRESH: Duration = Duration::from_secs(10);
+
+/// Inputs of one pass.
+#[must_use]
+pub fn inputs(shared: &Shared, demand: &Demand, deltas: &[Delta], now: Now) -> Inputs {
+    let topology = &shared.topology;
+    let mut inputs = Inputs {
+        now_ns: now.monotonic_ns,
+        unix_ms: now.unix_ms,
+        demand: demand.samples(topology),
+        ..Inputs::default()
+    };
+    let fresh = FRESH.max(Duration::from_millis(topology.settings.scrape_ms).saturating_mul(5));
+    for (id, engine) in topology.engine_ids().zip(&topology.engines) {
+        inputs
+            .engines
+            .push(sample(id, &shared.board.observation(&engine.name), fresh));
+        for frontend in topology.frontend_ids() {
+            let Some(address) = topology.address(frontend, id) else {
+                continue;
+            };
+            inputs
+                .addresses
+                .insert((frontend, id), shared.names.addresses(address));
+        }
+    }
+    // Configured demand is the whole frontend's, whatever part of it has a page here.
+    if topology.settings.demand == DemandSource::Signals {
+        let measured = topology
+            .frontend_ids()
+            .zip(deltas)
+            .filter(|(_, delta)| delta.live_hosts > 0);
+        inputs.hosts = measured.map(|(id, delta)| (id, delta.live_hosts)).collect();
+    }
+    inputs
+}
+
+/// The two clocks of a pass.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Now {
+    /// Monotonic, nanoseconds.
+    pub monotonic_ns: u64,
+    /// Wall clock, milliseconds since the Unix epoch.
+    pub unix_ms: u64,
+}
+
+impl Now {
+    /// Reads both clocks.
+    #[must_use]
+    pub fn read() -> Self {
+        let since_epoch = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+        Self {
+            monotonic_ns: pointsman_shm::boottime_ns(),
+            unix_ms: since_epoch.map_or(0, |since| since.as_millis() as u64),
+        }
+    }
+}
+
+fn sample(engine: EngineId, seen: &Observation, fresh: Duration) -> EngineSample {
+    let is_fresh = |at: Option<Instant>| at.is_some_and(|at| at.elapsed() <= fresh);
+    let mut sample = EngineSample::unknown(engine);
+    if is_fresh(seen.health_at) {
+        sample.health = match seen.health {
+            Seen::Unknown => Health::Unknown,
+            Seen::Up => Health::Up,
+            Seen::Down => Health::Down,
+        };
+    }
+    if is_fresh(seen.load_at) {
+        let value = |signal| seen.readings.value(signal).and_then(NonNegative::new);
+        sample.running = value(Signal::Running);
+        sample.waiting = value(Signal::Waiting);
+        sample.kv_use = seen.readings.value(Signal::KvUse).and_then(Share::new);
+    }
+    sample
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::collect::exposition;
+
+    #[tokio::test]
+    async fn what_was_not_seen_lately_is_unknown() {
+        let now = Instant::now();
+        let page = exposition::parse(b"vllm:num_requests_running 4\n", true);
+        let mut seen = Observation {
+            health: Seen::Down,
+            health_at: Some(now),
+            readings: page.readings,
+            load_at: Some(now),
+            ..Observation::default()
+        };
+        let hour = Duration::from_secs(3_600);
+        let fresh = sample(EngineId(2), &seen, hour);
+        assert_eq!((fresh.engine, fresh.health), (EngineId(2), Health::Down));
+        assert_eq!(fresh.running, NonNegative::new(4.0));
+        assert_eq!((fresh.waiting, fresh.kv_use), (None, None));
+        tokio::time::sleep(Duration::from_millis(2)).await;
+        let old = sample(EngineId(2), &seen, Duration::from_millis(1));
+        assert_eq!(old, EngineSample::unknown(EngineId(2)));
+        seen.health_at = None;
+        assert_eq!(sample(EngineId(2), &seen, hour).health, Health::Unknown);
+    }
+}

@@ -1,0 +1,291 @@
+//! The passes of the solver: every tick gathers, solves, publishes.
+//!
+//! A pass runs on a thread of its own, so that a long solve stops nothing else, and the next begins
+//! only when it is over. A solve that outlasts its limit is counted at that moment and its late
+//! answer is thrown away: the last policies stand, and whoever waits for the region sees their age.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use tokio::sync::watch;
+use tokio::time::{Instant, MissedTickBehavior, interval, sleep};
+
+use super::gather::{self, Now};
+use super::shared::{Record, Shared, StandingPolicy};
+use super::supervise;
+use crate::collect::demand::Demand;
+use crate::collect::signals::{Delta, Pages};
+use crate::metrics;
+use crate::model::optimise::Status;
+use crate::model::plan::Plan;
+use crate::model::topology::Topology;
+use crate::publish::PolicyPublisher;
+use crate::tick::{Inputs, TickOutcome, TickState};
+
+/// Causes of failed passes; the first ones are the solver's own.
+pub const CAUSES: [&str; 6] = [
+    "refused",
+    "panicked",
+    "failed",
+    "non_finite",
+    "constraint_broken",
+    "deadline",
+];
+
+/// The pure pass, as a value so that tests can put another in its place.
+pub type Solve = fn(&Topology, &mut TickState, &Inputs) -> TickOutcome;
+
+/// What passes work on; nothing else holds it.
+#[derive(Debug)]
+pub struct Core {
+    /// What one pass leaves to the next.
+    pub state: TickState,
+    /// Signal pages by frontend, in file order.
+    pub pages: Vec<Pages>,
+    /// Averages of demand.
+    pub demand: Demand,
+    /// Writers of policies by frontend, in file order.
+    pub publishers: Vec<PolicyPublisher>,
+    /// The pure pass.
+    pub solve: Solve,
+}
+
+/// Makes passes for ever; `passed` counts them.
+pub async fn follow(shared: Arc<Shared>, core: Arc<Mutex<Core>>, passed: watch::Sender<u64>) {
+    let settings = &shared.topology.settings;
+    let limit = Duration::from_millis(settings.solve_limit_ms);
+    let mut turns = interval(Duration::from_millis(settings.tick_ms));
+    turns.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    loop {
+        turns.tick().await;
+        pass(&shared, &core, limit).await;
+        passed.send_modify(|count| *count += 1);
+    }
+}
+
+/// One pass; returns when its thread is done, however late.
+pub async fn pass(shared: &Arc<Shared>, core: &Arc<Mutex<Core>>, limit: Duration) {
+    let verdict = Arc::new(Verdict::default());
+    let job = {
+        let (shared, core, verdict) = (shared.clone(), core.clone(), verdict.clone());
+        tokio::task::spawn_blocking(move || {
+            let mut core = core.lock().unwrap_or_else(PoisonError::into_inner);
+            work(&shared, &mut core, &verdict);
+        })
+    };
+    tokio::pin!(job);
+    let early = tokio::select! {
+        done = &mut job => Some(done),
+        () = sleep(limit) => None,
+    };
+    let done = match early {
+        Some(done) => done,
+        None => {
+            if verdict.claim() {
+                let limit_ms = limit.as_millis();
+                fail(
+                    shared,
+                    "deadline",
+                    &format!("no answer within {limit_ms} ms"),
+                );
+            }
+            job.await
+        }
+    };
+    if let Err(error) = done
+        && error.is_panic()
+    {
+        // Not the solve, which is caught: the supervisor counts it and starts the loop anew.
+        std::panic::resume_unwind(error.into_panic());
+    }
+}
+
+/// Who decides about a solve: the deadline or the answer, whichever comes first.
+#[derive(Debug, Default)]
+struct Verdict {
+    taken: AtomicBool,
+}
+
+impl Verdict {
+    fn claim(&self) -> bool {
+        !self.taken.swap(true, Ordering::AcqRel)
+    }
+}
+
+fn work(shared: &Shared, core: &mut Core, verdict: &Verdict) {
+    let topology = &shared.topology;
+    let deltas: Vec<Delta> = core
+        .pages
+        .iter_mut()
+        .map(|pages| pages.look(&shared.metrics))
+        .collect();
+    for (id, delta) in topology.frontend_ids().zip(&deltas) {
+        core.demand
+            .absorb(topology, &core.state.registry, id, delta);
+    }
+    let now = Now::read();
+    let inputs = gather::inputs(shared, &core.demand, &deltas, now);
+    let started = Instant::now();
+    let solve = core.solve;
+    let solved = catch_unwind(AssertUnwindSafe(|| {
+        solve(topology, &mut core.state, &inputs)
+    }));
+    shared.metrics.observe(
+        &metrics::SOLVE_SECONDS,
+        &[],
+        started.elapsed().as_secs_f64(),
+    );
+    record_signals(shared, core, &deltas);
+    if !verdict.claim() {
+        return;
+    }
+    let outcome = match solved {
+        Ok(outcome) => outcome,
+        Err(panic) => return fail(shared, "panicked", &supervise::message(panic.as_ref())),
+    };
+    note(shared, &outcome.notes);
+    match outcome.status {
+        Status::Optimal => succeed(shared, core, outcome, now),
+        ref status => fail(shared, status.name(), &format!("{status:?}")),
+    }
+}
+
+/// Publishes what is worth it and confirms the rest.
+fn succeed(shared: &Shared, core: &mut Core, outcome: TickOutcome, now: Now) {
+    for candidate in outcome.candidates {
+        let id = candidate.frontend;
+        let publisher = &mut core.publishers[id.0];
+        let Some(reason) = candidate.publish else {
+            publisher.confirm();
+            shared.write(|record| record.frontends[id.0].confirmed_at = Some(Instant::now()));
+            continue;
+        };
+        // Counted and said there; unconfirmed, it is decided anew at the next pass.
+        if publisher.publish(&candidate.policy, reason).is_err() {
+            continue;
+        }
+        let standing = Arc::new(StandingPolicy::new(&candidate.policy));
+        core.state.confirm(id, candidate.policy, now.monotonic_ns);
+        shared.write(|record| {
+            let frontend = &mut record.frontends[id.0];
+            frontend.standing = Some(standing);
+            frontend.reason = Some(reason.name());
+            frontend.published_at = Some(Instant::now());
+            frontend.confirmed_at = frontend.published_at;
+        });
+    }
+    shared.metrics.add(&metrics::TICKS, &[], 1.0);
+    if let Some(plan) = &outcome.plan {
+        show_plan(shared, plan);
+    }
+    let recovered = |record: &Record| {
+        record
+            .last_status
+            .as_deref()
+            .is_some_and(|s| s != "optimal")
+    };
+    if recovered(&shared.record()) {
+        tracing::info!("solver makes plans again");
+    }
+    shared.write(|record| {
+        record.ticks += 1;
+        record.last_status = Some(Status::Optimal.name().to_owned());
+        record.planned_at = Some(Instant::now());
+        record.plan = outcome.plan.map(Arc::new);
+        record.advice = outcome.advice.map(Arc::new);
+    });
+    show_weights(shared);
+}
+
+/// Counts a pass without a plan; said when it is another failure than the last.
+fn fail(shared: &Shared, cause: &str, detail: &str) {
+    shared.metrics.add(&metrics::SOLVE_FAILURES, &[cause], 1.0);
+    let status = format!("{cause}: {detail}");
+    if shared.record().last_status.as_deref() != Some(status.as_str()) {
+        tracing::error!(cause, detail, "no plan: the last policies stand");
+    }
+    shared.write(|record| {
+        record.failures += 1;
+        record.last_status = Some(status);
+    });
+}
+
+/// Keeps what a person should know of the pass and says what is new of it.
+fn note(shared: &Shared, notes: &[String]) {
+    let before = shared.record().notes;
+    for text in notes.iter().filter(|text| !before.contains(text)) {
+        tracing::info!(note = %text, "solver");
+    }
+    shared.write(|record| record.notes = notes.to_vec());
+}
+
+fn record_signals(shared: &Shared, core: &Core, deltas: &[Delta]) {
+    let topology = &shared.topology;
+    shared.write(|record| {
+        for (id, delta) in topology.frontend_ids().zip(deltas) {
+            let frontend = &mut record.frontends[id.0];
+            frontend.live_pages = delta.live_pages;
+            frontend.live_hosts = delta.live_hosts;
+            frontend.adopted_version = delta.adopted_version;
+            frontend.demand = topology
+                .class_ids()
+                .map(|class| core.demand.reading(id, class))
+                .collect();
+        }
+    });
+}
+
+fn show_plan(shared: &Shared, plan: &Plan) {
+    let topology = &shared.topology;
+    let shown = &shared.metrics;
+    shown.set(&metrics::OBJECTIVE, &[], plan.terms.total());
+    let name = |source: &crate::model::plan::SourcePlan| {
+        let frontend = topology.frontends[source.frontend.0].name.as_str();
+        [frontend, topology.classes[source.class.0].name.as_str()]
+    };
+    let demand = plan
+        .sources
+        .iter()
+        .map(|source| (name(source), source.demand_rps.iter().sum()));
+    shown.replace(&metrics::DEMAND, demand);
+    let shed = plan.sources.iter().flat_map(|source| {
+        let [frontend, class] = name(source);
+        let priorities = topology.priorities.iter().zip(&source.shed_rps);
+        priorities.map(move |(priority, rps)| ([frontend, class, priority.name.as_str()], *rps))
+    });
+    shown.replace(&metrics::SHED, shed);
+    let engine = |id: crate::model::topology::EngineId| [topology.engines[id.0].name.as_str()];
+    let load = plan
+        .engines
+        .iter()
+        .map(|one| (engine(one.engine), one.load_rps));
+    shown.replace(&metrics::ENGINE_LOAD, load);
+    let utilisation = plan
+        .engines
+        .iter()
+        .map(|one| (engine(one.engine), one.utilisation));
+    shown.replace(&metrics::ENGINE_UTILISATION, utilisation);
+}
+
+fn show_weights(shared: &Shared) {
+    let record = shared.record();
+    let frontends = shared.topology.frontends.iter().zip(&record.frontends);
+    let series = frontends.flat_map(|(frontend, record)| {
+        let classes = record
+            .standing
+            .iter()
+            .flat_map(|standing| &standing.weights);
+        classes.flat_map(|(class, weights)| {
+            let weights = weights.iter().filter(|(_, weight)| *weight > 0.0);
+            weights.map(|(engine, weight)| {
+                (
+                    [frontend.name.as_str(), class.as_str(), engine.as_str()],
+                    *weight,
+                )
+            })
+        })
+    });
+    shared.metrics.replace(&metrics::WEIGHT, series);
+}

@@ -1,0 +1,223 @@
+//! What the daemon's tasks share: the topology, what was collected, what the last passes came to.
+//!
+//! Tasks write their part and read the others'; none waits for another. The record of the passes
+//! is for people and metrics only, nothing decides by it.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use pointsman_shm::id::{EngineSlot, Generation};
+use pointsman_shm::policy::Policy;
+use tokio::time::Instant;
+
+use super::supervise::Tasks;
+use crate::collect::demand::Reading;
+use crate::collect::engines::Board;
+use crate::collect::names::Names;
+use crate::metrics::{self, Metrics};
+use crate::model::plan::Plan;
+use crate::model::topology::Topology;
+
+/// A plan this old takes readiness away, however long a tick is.
+const STALE: Duration = Duration::from_secs(30);
+/// So does one that missed this many ticks.
+const STALE_TICKS: u32 = 5;
+
+/// What the daemon's tasks share.
+#[derive(Debug)]
+pub struct Shared {
+    /// The described fleet.
+    pub topology: Topology,
+    /// This start's leadership number.
+    pub epoch: u64,
+    /// The solver's metrics.
+    pub metrics: Arc<Metrics>,
+    /// Addresses of names.
+    pub names: Arc<Names>,
+    /// What engines said.
+    pub board: Arc<Board>,
+    /// How background tasks are.
+    pub tasks: Arc<Tasks>,
+    record: Mutex<Record>,
+}
+
+/// What the passes so far came to.
+#[derive(Clone, Debug, Default)]
+pub struct Record {
+    /// Passes that ended in a plan.
+    pub ticks: u64,
+    /// Passes that did not.
+    pub failures: u64,
+    /// How the last pass ended.
+    pub last_status: Option<String>,
+    /// When the last plan was made.
+    pub planned_at: Option<Instant>,
+    /// The last plan.
+    pub plan: Option<Arc<Plan>>,
+    /// What the solver would do with classes that the operator sets.
+    pub advice: Option<Arc<Plan>>,
+    /// What a person should know of the last pass.
+    pub notes: Vec<String>,
+    /// By frontend, in file order.
+    pub frontends: Vec<FrontendRecord>,
+}
+
+/// What stands for one frontend.
+#[derive(Clone, Debug, Default)]
+pub struct FrontendRecord {
+    /// The published policy in short.
+    pub standing: Option<Arc<StandingPolicy>>,
+    /// Why it was published; `None` when an earlier process did.
+    pub reason: Option<&'static str>,
+    /// When it was published, if by this process.
+    pub published_at: Option<Instant>,
+    /// When a pass last confirmed it.
+    pub confirmed_at: Option<Instant>,
+    /// Proxy processes alive.
+    pub live_pages: usize,
+    /// Hosts they are on.
+    pub live_hosts: u32,
+    /// Oldest policy version that a live shard runs.
+    pub adopted_version: Option<u64>,
+    /// How steady demand is, by class.
+    pub demand: Vec<Reading>,
+}
+
+/// A published policy in short.
+#[derive(Clone, Debug, PartialEq)]
+pub struct StandingPolicy {
+    /// Its version.
+    pub version: u64,
+    /// Its epoch.
+    pub epoch: u64,
+    /// When it was made.
+    pub created_unix_ms: u64,
+    /// Its engines.
+    pub engines: Vec<(EngineSlot, Generation, String)>,
+    /// Published weights by class name and engine.
+    pub weights: Vec<(String, Vec<(String, f64)>)>,
+}
+
+impl Shared {
+    /// Nothing happened yet; `standing` by frontend, in file order.
+    #[must_use]
+    pub fn new(
+        topology: Topology,
+        epoch: u64,
+        standing: &[Option<Policy>],
+        metrics: Arc<Metrics>,
+    ) -> Self {
+        debug_assert_eq!(standing.len(), topology.frontends.len());
+        let frontends = standing.iter().map(|policy| FrontendRecord {
+            standing: policy
+                .as_ref()
+                .map(|policy| Arc::new(StandingPolicy::new(policy))),
+            ..FrontendRecord::default()
+        });
+        let record = Record {
+            frontends: frontends.collect(),
+            ..Record::default()
+        };
+        Self {
+            topology,
+            epoch,
+            names: Arc::new(Names::default()),
+            board: Arc::new(Board::default()),
+            tasks: Arc::new(Tasks::new(metrics.clone())),
+            metrics,
+            record: Mutex::new(record),
+        }
+    }
+
+    /// A copy of the record.
+    #[must_use]
+    pub fn record(&self) -> Record {
+        self.lock().clone()
+    }
+
+    /// Changes the record.
+    pub fn write(&self, change: impl FnOnce(&mut Record)) {
+        change(&mut self.lock());
+    }
+
+    /// Why the daemon is not ready; `None` when it is.
+    #[must_use]
+    pub fn unready(&self) -> Option<String> {
+        let failing = self.tasks.failing();
+        let (planned_at, last_status) = {
+            let record = self.lock();
+            (record.planned_at, record.last_status.clone())
+        };
+        let stale_after = Duration::from_millis(self.topology.settings.tick_ms)
+            .saturating_mul(STALE_TICKS)
+            .max(STALE);
+        if !failing.is_empty() {
+            return Some(format!(
+                "background tasks keep failing: {}",
+                failing.join(", ")
+            ));
+        }
+        match planned_at.map(|at| at.elapsed()) {
+            None => Some(match last_status {
+                Some(status) => format!("no plan yet; the last pass: {status}"),
+                None => "no pass yet".to_owned(),
+            }),
+            Some(age) if age > stale_after => {
+                Some(format!("the last plan is {} s old", age.as_secs()))
+            }
+            Some(_) => None,
+        }
+    }
+
+    /// Brings the gauges that change with time alone up to date.
+    pub fn refresh_gauges(&self) {
+        let ready = f64::from(u8::from(self.unready().is_none()));
+        self.metrics.set(&metrics::READY, &[], ready);
+        let record = self.record();
+        for (frontend, standing) in self.topology.frontends.iter().zip(&record.frontends) {
+            if let Some(confirmed_at) = standing.confirmed_at {
+                let age = confirmed_at.elapsed().as_secs_f64();
+                self.metrics
+                    .set(&metrics::POLICY_AGE, &[&frontend.name], age);
+            }
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Record> {
+        self.record.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl StandingPolicy {
+    /// The short form of `policy`.
+    #[must_use]
+    pub fn new(policy: &Policy) -> Self {
+        let engines = policy.engines.iter();
+        let engines: Vec<(EngineSlot, Generation, String)> = engines
+            .map(|engine| (engine.slot, engine.generation, engine.id.clone()))
+            .collect();
+        let name = |slot: EngineSlot| {
+            let position = engines
+                .binary_search_by_key(&slot, |(slot, _, _)| *slot)
+                .ok();
+            position.map_or_else(
+                || slot.0.to_string(),
+                |position| engines[position].2.clone(),
+            )
+        };
+        let weights = policy.classes.iter().map(|class| {
+            let weights = class
+                .eligible
+                .iter()
+                .map(|one| (name(one.engine), one.weight));
+            (class.name.clone(), weights.collect())
+        });
+        Self {
+            version: policy.version,
+            epoch: policy.epoch,
+            created_unix_ms: policy.created_unix_ms,
+            weights: weights.collect(),
+            engines,
+        }
+    }
+}
