@@ -43,7 +43,7 @@ pub(crate) async fn serve(shard: Rc<Shard>, stream: TcpStream) {
     let mut bytes = Vec::new();
     loop {
         let after = match next_request(&shard, &mut client, &mut bytes).await {
-            Next::Request(head) => Box::pin(request::run(&shard, &mut client, &head, &bytes)).await,
+            Next::Request(head) => request::run(&shard, &mut client, &head, &bytes).await,
             Next::Refused(error) => refuse_head(&shard, &mut client, &error).await,
             Next::Quiet => return,
         };
@@ -62,6 +62,7 @@ async fn next_request(shard: &Shard, client: &mut Client, bytes: &mut Vec<u8>) -
         if shard.is_draining() {
             return Next::Quiet;
         }
+        client.inbound.shrink();
         client
             .alarm
             .set(monotonic_ns() + timeouts.keepalive_ms * 1_000_000);

@@ -145,3 +145,112 @@ pub(crate) async fn read_more(socket: &Socket, mut bytes: Vec<u8>) -> (io::Resul
     let (result, slice) = socket.read(SliceMut::new(bytes, length, capacity)).await;
     (result, slice.into_inner())
 }
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Read as _, Write as _};
+    use std::net::TcpStream;
+    use std::rc::Rc;
+
+    use super::super::alarm::Alarms;
+    use super::*;
+    use crate::serve::testing::{on_both_drivers, pair};
+
+    /// What `exchange` makes of an engine that does `script` with its side.
+    async fn exchanged(
+        request: Vec<u8>,
+        pieces: Vec<Bytes>,
+        script: impl FnOnce(TcpStream) + Send + 'static,
+    ) -> Result<Answer, NoAnswer> {
+        let (client_socket, _client_peer) = pair().await;
+        let alarms = Rc::new(Alarms::default());
+        let mut client = Client::new(Rc::new(client_socket), &alarms, false, 1_024);
+        let (socket, peer) = pair().await;
+        let engine = std::thread::spawn(move || script(peer));
+        let outgoing = Outgoing {
+            head: request,
+            pieces: &pieces,
+        };
+        let limits = HeadLimits::default();
+        let answer = exchange(
+            &mut client,
+            &socket,
+            outgoing,
+            &limits,
+            u64::MAX / 2,
+            Vec::new(),
+        )
+        .await;
+        drop(socket);
+        while !engine.is_finished() {
+            monoio::time::sleep(std::time::Duration::from_millis(1)).await;
+        }
+        engine.join().unwrap();
+        answer
+    }
+
+    #[test]
+    fn interim_answers_are_swallowed_at_any_split() {
+        on_both_drivers(|| async {
+            let wire = b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 103 Early Hints\r\nLink: x\r\n\r\n\
+                         HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok";
+            for cut in [1, 24, 25, 30, wire.len() - 3] {
+                let answer = exchanged(b"GET".to_vec(), Vec::new(), move |mut peer| {
+                    peer.read_exact(&mut [0; 3]).unwrap();
+                    peer.write_all(&wire[..cut]).unwrap();
+                    std::thread::sleep(std::time::Duration::from_millis(5));
+                    peer.write_all(&wire[cut..]).unwrap();
+                });
+                let answer = answer.await.unwrap();
+                assert_eq!(answer.head.status, 200, "cut at {cut}");
+                assert!(answer.sent_ns.is_some());
+            }
+        });
+    }
+
+    #[test]
+    fn an_answer_given_before_the_body_is_read_is_not_lost() {
+        on_both_drivers(|| async {
+            let body = vec![Bytes::from(vec![7; 32 << 20])];
+            let answer = exchanged(b"POST".to_vec(), body, |mut peer| {
+                peer.read_exact(&mut [0; 4]).unwrap();
+                peer.write_all(b"HTTP/1.1 413 No\r\nContent-Length: 0\r\n\r\n")
+                    .unwrap();
+                // Reads nothing more until the proxy ends the connection.
+                while peer.read(&mut [0; 65_536]).is_ok_and(|count| count > 0) {}
+            });
+            let answer = answer.await.unwrap();
+            assert_eq!(answer.head.status, 413);
+        });
+    }
+
+    #[test]
+    fn a_close_tells_whether_anything_was_heard_before() {
+        on_both_drivers(|| async {
+            let silent = exchanged(b"GET".to_vec(), Vec::new(), |mut peer| {
+                peer.read_exact(&mut [0; 3]).unwrap();
+            });
+            assert!(matches!(
+                silent.await,
+                Err(NoAnswer::Closed { heard: false })
+            ));
+            let half = exchanged(b"GET".to_vec(), Vec::new(), |mut peer| {
+                peer.read_exact(&mut [0; 3]).unwrap();
+                peer.write_all(b"HTTP/1.1 2").unwrap();
+            });
+            assert!(matches!(half.await, Err(NoAnswer::Closed { heard: true })));
+        });
+    }
+
+    #[test]
+    fn a_switch_of_protocols_that_nobody_asked_for_is_refused() {
+        on_both_drivers(|| async {
+            let answer = exchanged(b"GET".to_vec(), Vec::new(), |mut peer| {
+                peer.read_exact(&mut [0; 3]).unwrap();
+                peer.write_all(b"HTTP/1.1 101 Switching\r\nUpgrade: x\r\n\r\n")
+                    .unwrap();
+            });
+            assert!(matches!(answer.await, Err(NoAnswer::Head(_))));
+        });
+    }
+}

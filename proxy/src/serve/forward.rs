@@ -45,7 +45,7 @@ impl Story<'_> {
             has_room: true,
         };
         let mut choice = target::choose(self.shard, target, &course.tried)?;
-        self.admitted(&choice, target);
+        self.count_admitted(&choice, target);
         loop {
             course.has_room = course.tried.push(choice.engine.slot);
             let mut attempt = Attempt::start(self.shard, &choice.engine, choice.pair);
@@ -53,7 +53,11 @@ impl Story<'_> {
             let outgoing = || outgoing(head, bytes, &id, &choice.engine, body);
             let (end, connection) = match attempt.open(self.client, outgoing).await {
                 Err(NotOpened::Failed(end, connection)) => (end, connection),
-                Err(NotOpened::Full) => return Err(Error::EnginesBusy),
+                Err(NotOpened::Full) => {
+                    // Refused here, so it costs no token: the engine has not been asked.
+                    choice = self.elsewhere(&course)?;
+                    continue;
+                }
                 Err(NotOpened::Interrupted(interrupt)) => {
                     attempt.set_outcome(outcome_of_interrupt(interrupt));
                     return Err(self.interrupted(interrupt));
@@ -81,6 +85,15 @@ impl Story<'_> {
                 None => return Err(self.failed(end)),
             };
         }
+    }
+
+    /// Another engine for a request that the chosen one has no connection left for.
+    fn elsewhere(&self, course: &Course<'_>) -> Result<Choice> {
+        if !course.has_room || course.tried.is_full() {
+            return Err(Error::EnginesBusy);
+        }
+        let choice = target::choose(self.shard, course.target, &course.tried);
+        choice.map_err(|_| Error::EnginesBusy)
     }
 
     /// The engine of the next attempt, if there may be one: the table allows it, an engine is
@@ -186,7 +199,8 @@ impl Story<'_> {
         }
     }
 
-    fn admitted(&self, choice: &Choice, target: &Target) {
+    fn count_admitted(&mut self, choice: &Choice, target: &Target) {
+        self.admitted = true;
         self.shard.retries.borrow_mut().earn();
         self.count(|cell| {
             cell.admitted(target.priority);

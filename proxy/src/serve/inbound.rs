@@ -63,6 +63,11 @@ impl Inbound {
         self.input.consume(count);
     }
 
+    /// Gives memory back; for a connection that falls idle.
+    pub(crate) fn shrink(&mut self) {
+        self.input.shrink();
+    }
+
     /// Waits until bytes arrived, with at most `limit` unconsumed ones in memory.
     pub(crate) fn poll_fill(&mut self, limit: usize, context: &mut Context<'_>) -> Poll<Filled> {
         loop {
@@ -122,5 +127,75 @@ impl Inbound {
         };
         self.end = Some(end);
         Some(Filled::Ended(end))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::future::poll_fn;
+    use std::io::Write as _;
+    use std::time::Duration;
+
+    use super::*;
+    use crate::serve::testing::{on_both_drivers, pair};
+
+    async fn gone(inbound: &mut Inbound, half_close: bool) -> bool {
+        let gone = poll_fn(|context| inbound.poll_gone(1_024, half_close, context));
+        monoio::time::timeout(Duration::from_secs(10), gone)
+            .await
+            .is_ok()
+    }
+
+    #[test]
+    fn a_fin_and_a_reset_are_seen_while_nothing_is_read() {
+        on_both_drivers(|| async {
+            let (socket, peer) = pair().await;
+            let mut inbound = Inbound::new(Rc::new(socket));
+            drop(peer);
+            assert!(gone(&mut inbound, false).await);
+
+            let (socket, peer) = pair().await;
+            let mut inbound = Inbound::new(Rc::new(socket));
+            socket2::SockRef::from(&peer)
+                .set_linger(Some(Duration::ZERO))
+                .unwrap();
+            drop(peer);
+            assert!(
+                gone(&mut inbound, true).await,
+                "a reset is leaving whatever a FIN is"
+            );
+        });
+    }
+
+    #[test]
+    fn the_end_is_seen_behind_requests_sent_ahead() {
+        on_both_drivers(|| async {
+            let (socket, mut peer) = pair().await;
+            let mut inbound = Inbound::new(Rc::new(socket));
+            peer.write_all(b"ahead").unwrap();
+            drop(peer);
+            assert!(gone(&mut inbound, false).await);
+            assert_eq!(inbound.filled(), b"ahead");
+        });
+    }
+
+    #[test]
+    fn a_dropped_wait_loses_no_byte() {
+        on_both_drivers(|| async {
+            let (socket, mut peer) = pair().await;
+            let mut inbound = Inbound::new(Rc::new(socket));
+            let mut expected = Vec::new();
+            for number in 0..200_u8 {
+                let fill = poll_fn(|context| inbound.poll_fill(100_000, context));
+                let _ = monoio::time::timeout(Duration::ZERO, fill).await;
+                peer.write_all(&[number]).unwrap();
+                expected.push(number);
+            }
+            while inbound.filled().len() < expected.len() {
+                let fill = poll_fn(|context| inbound.poll_fill(100_000, context));
+                assert_eq!(fill.await, Filled::More);
+            }
+            assert_eq!(inbound.filled(), expected);
+        });
     }
 }

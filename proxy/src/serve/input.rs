@@ -1,7 +1,8 @@
 //! What a client sent and nobody has consumed yet.
 //!
 //! One buffer a connection: it starts small, because most connections are idle most of the time,
-//! grows by doubling up to the limit its user names, and gives large memory back when emptied.
+//! and doubles whenever a read filled it, up to the limit its user names, so that a large body is
+//! read in large pieces. What it grew to is given back when the connection falls idle.
 
 /// Memory of an idle connection.
 const SMALL: usize = 4 * 1024;
@@ -12,6 +13,8 @@ pub(crate) struct Input {
     bytes: Vec<u8>,
     start: usize,
     end: usize,
+    /// The last read filled all the room there was.
+    was_filled: bool,
 }
 
 impl Input {
@@ -35,9 +38,13 @@ impl Input {
         if self.is_empty() {
             self.start = 0;
             self.end = 0;
-            if self.bytes.len() > SMALL {
-                self.bytes = Vec::new();
-            }
+        }
+    }
+
+    /// Gives memory back; for a connection that falls idle.
+    pub(crate) fn shrink(&mut self) {
+        if self.is_empty() && self.bytes.len() > SMALL {
+            self.bytes = Vec::new();
         }
     }
 
@@ -48,7 +55,7 @@ impl Input {
             self.end -= self.start;
             self.start = 0;
         }
-        if self.end == self.bytes.len() {
+        if self.end == self.bytes.len() || std::mem::take(&mut self.was_filled) {
             let larger = (self.bytes.len() * 2)
                 .max(SMALL)
                 .min(limit.max(self.bytes.len()));
@@ -61,6 +68,7 @@ impl Input {
     /// Counts `count` bytes written into the room.
     pub(crate) fn filled_more(&mut self, count: usize) {
         self.end += count;
+        self.was_filled = self.end == self.bytes.len();
         debug_assert!(
             self.end <= self.bytes.len(),
             "more counted than there was room for"
@@ -105,13 +113,29 @@ mod tests {
     }
 
     #[test]
-    fn gives_large_memory_back() {
+    fn reads_grow_while_they_fill_the_room() {
+        let mut input = Input::default();
+        let mut sizes = Vec::new();
+        for _ in 0..6 {
+            let room = input.room(65_536).len();
+            sizes.push(room);
+            input.filled_more(room);
+            input.consume(room);
+        }
+        assert_eq!(sizes, [4_096, 8_192, 16_384, 32_768, 65_536, 65_536]);
+    }
+
+    #[test]
+    fn gives_large_memory_back_when_idle() {
         let mut input = Input::default();
         while input.filled().len() < 60_000 {
             push(&mut input, &[1; 4_096], 65_536);
         }
         let all = input.filled().len();
+        input.shrink();
+        assert!(input.bytes.len() >= 60_000, "what waits is kept");
         input.consume(all);
+        input.shrink();
         assert!(input.bytes.is_empty());
     }
 }

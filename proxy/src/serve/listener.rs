@@ -89,3 +89,59 @@ fn start(shard: &Rc<Shard>, stream: TcpStream) {
     let serve = client_conn::serve(Rc::clone(shard), stream);
     monoio::spawn(guarded(Rc::clone(shard), serve));
 }
+
+#[cfg(test)]
+mod tests {
+    use std::io::Read as _;
+
+    use super::super::alarm::Alarms;
+    use super::*;
+    use crate::serve::testing::{on_both_drivers, sockets};
+
+    /// I01: whatever the kernel accepted in the moment of the cancel is handed out, and no
+    /// descriptor stays behind.
+    #[test]
+    fn i01_a_cancelled_accept_leaks_nothing() {
+        on_both_drivers(|| async {
+            let base = sockets();
+            let mut served = 0;
+            for round in 0..200 {
+                let std_listener = StdListener::bind("127.0.0.1:0").unwrap();
+                let address = std_listener.local_addr().unwrap();
+                let listener = adopt(std_listener).unwrap();
+                let alarms = Rc::new(Alarms::default());
+                let alarm = alarms.add();
+                alarm.set_idle(true);
+                let client = (round % 2 == 0).then(|| std::net::TcpStream::connect(address));
+                alarms.dismiss_idle();
+                while let Some(accepted) = accept(&listener, &alarm).await {
+                    drop(accepted.unwrap());
+                    served += 1;
+                }
+                drop(listener);
+                if let Some(client) = client {
+                    monoio::time::sleep(Duration::ZERO).await;
+                    // Served or reset, never left waiting.
+                    let mut client = client.unwrap();
+                    client
+                        .set_read_timeout(Some(Duration::from_millis(1)))
+                        .unwrap();
+                    while client
+                        .read(&mut [0])
+                        .is_err_and(|e| e.kind() == io::ErrorKind::WouldBlock)
+                    {
+                        monoio::time::sleep(Duration::from_millis(1)).await;
+                    }
+                }
+            }
+            assert!(served <= 100, "{served} of 100 connections");
+            for _ in 0..1_000 {
+                if sockets() <= base {
+                    return;
+                }
+                monoio::time::sleep(Duration::from_millis(1)).await;
+            }
+            panic!("{} sockets are left of {base}", sockets());
+        });
+    }
+}

@@ -30,4 +30,6 @@ pub mod shard;
 mod stream;
 mod sys;
 mod target;
+#[cfg(test)]
+mod testing;
 mod upload;

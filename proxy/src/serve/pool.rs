@@ -110,10 +110,13 @@ impl Pools {
         }
     }
 
-    /// Drops connections that waited too long or whose engine closed them.
-    pub(crate) fn sweep(&self, now_ns: u64) {
+    /// Drops connections that waited too long; where `looks` is set, those too whose engine closed
+    /// them, which costs a system call each.
+    pub(crate) fn sweep(&self, now_ns: u64, looks: bool) {
         for idle in self.idle.borrow_mut().iter_mut() {
-            idle.retain(|conn| now_ns < conn.idle_until_ns && conn.socket.peek() == Peek::Quiet);
+            idle.retain(|conn| {
+                now_ns < conn.idle_until_ns && (!looks || conn.socket.peek() == Peek::Quiet)
+            });
         }
     }
 

@@ -25,7 +25,9 @@ impl Story<'_> {
         let status = error.status();
         if let Some(cause) = error.shed_cause() {
             self.shard.metrics.shed(cause);
-            if let Some(target) = self.target {
+            if let Some(target) = self.target
+                && !self.admitted
+            {
                 self.count(|cell| cell.shed(cause, target.priority));
             }
         }

@@ -35,6 +35,8 @@ pub(crate) struct Story<'a> {
     pub(super) started_ns: u64,
     pub(super) upload: Upload,
     pub(super) target: Option<Target>,
+    /// It was admitted, so it is not counted as shed whatever happens to it.
+    pub(super) admitted: bool,
 }
 
 /// What became of a request.
@@ -82,6 +84,7 @@ pub(crate) async fn run(
         started_ns,
         upload: Upload::new(head.framing),
         target: None,
+        admitted: false,
         client,
     };
     let answered = story.answer().await;

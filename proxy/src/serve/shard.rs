@@ -75,6 +75,8 @@ pub(crate) struct Shard {
     /// Client connections open.
     pub(crate) connections: Cell<usize>,
     phase: Cell<Phase>,
+    /// Housekeeping turns so far.
+    turn: Cell<u64>,
     shutdown: Arc<Shutdown>,
 }
 
@@ -89,6 +91,8 @@ pub enum ShardEnd {
 
 /// Time between two housekeeping turns.
 const TICK: Duration = Duration::from_millis(100);
+/// Turns between two looks at all idle engine connections.
+const TURNS_BETWEEN_LOOKS: u64 = 10;
 /// Turns that broken connections get to end before the shard ends without them.
 const TICKS_AFTER_FORCE: u32 = 20;
 /// Tokens that each first attempt earns for retries.
@@ -161,6 +165,7 @@ impl Shard {
             in_flight: Cell::new(0),
             connections: Cell::new(0),
             phase: Cell::new(Phase::Running),
+            turn: Cell::new(0),
             shutdown: context.shutdown,
             config,
         };
@@ -199,7 +204,9 @@ impl Shard {
         self.policy.borrow().store_running();
         let version = self.policy.borrow().version();
         self.signals.borrow_mut().tick(boottime_ns(), version);
-        self.pools.sweep(now_ns);
+        self.pools
+            .sweep(now_ns, self.turn.get().is_multiple_of(TURNS_BETWEEN_LOOKS));
+        self.turn.set(self.turn.get().wrapping_add(1));
         self.alarms.sweep(now_ns);
         let phase = self.shutdown.phase_at(now_ns);
         self.phase.set(phase);

@@ -164,3 +164,81 @@ pub(crate) fn is_transient(error: &io::Error) -> bool {
         io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted
     )
 }
+
+#[cfg(test)]
+mod tests {
+    use std::io::Read as _;
+
+    use super::*;
+    use crate::serve::testing::{on_both_drivers, pair, sockets};
+
+    /// I05: a write may take only a part; the rest follows, in order.
+    #[test]
+    fn i05_short_writes_are_completed() {
+        on_both_drivers(|| async {
+            let (socket, mut peer) = pair().await;
+            socket2::SockRef::from(&socket.borrowed())
+                .set_send_buffer_size(4_096)
+                .unwrap();
+            let sent: Vec<u8> = (0..1_048_576_u32).map(|n| (n % 251) as u8).collect();
+            let reader = std::thread::spawn(move || {
+                let (mut got, mut piece) = (Vec::new(), [0; 1_000]);
+                while let Ok(count @ 1..) = peer.read(&mut piece) {
+                    got.extend_from_slice(&piece[..count]);
+                }
+                got
+            });
+            let (result, sent) = socket.write_all(sent).await;
+            result.unwrap();
+            drop(socket);
+            // The close is an operation too, and runs when the task waits.
+            while !reader.is_finished() {
+                monoio::time::sleep(Duration::from_millis(1)).await;
+            }
+            assert!(reader.join().unwrap() == sent, "the peer got other bytes");
+        });
+    }
+
+    /// I07: the kernel may still own the buffer of a read that was dropped.
+    #[test]
+    fn i07_a_dropped_read_keeps_its_buffer_until_the_kernel_is_done() {
+        use std::io::Write as _;
+        on_both_drivers(|| async {
+            let base = sockets();
+            for round in 0..500_u32 {
+                let (socket, mut peer) = pair().await;
+                let read = socket.read(vec![0_u8; 4_096]);
+                let _ = monoio::time::timeout(Duration::ZERO, read).await;
+                // A canary where the dropped buffer may have been: a late write would change it.
+                let canary = vec![0xA5_u8; 4_096];
+                peer.write_all(&round.to_le_bytes()).unwrap();
+                monoio::time::sleep(Duration::ZERO).await;
+                assert!(canary.iter().all(|&byte| byte == 0xA5), "round {round}");
+                drop((socket, peer));
+            }
+            for _ in 0..1_000 {
+                if sockets() <= base {
+                    return;
+                }
+                monoio::time::sleep(Duration::from_millis(1)).await;
+            }
+            panic!("{} sockets are left of {base}", sockets());
+        });
+    }
+
+    #[test]
+    fn a_look_tells_quiet_data_and_gone_apart() {
+        use std::io::Write as _;
+        on_both_drivers(|| async {
+            let (socket, mut peer) = pair().await;
+            assert_eq!(socket.peek(), Peek::Quiet);
+            peer.write_all(b"x").unwrap();
+            socket.readable().await.unwrap();
+            assert_eq!(socket.peek(), Peek::Data);
+            assert_eq!(socket.take(&mut [0; 8]).unwrap(), 1);
+            drop(peer);
+            socket.readable().await.unwrap();
+            assert_eq!(socket.peek(), Peek::Gone);
+        });
+    }
+}
