@@ -1,6 +1,8 @@
 //! One weight's whole path and one request's: a topology becomes a policy, the policy becomes
 //! shares of real requests, and what dies on the way takes nothing else with it.
 
+#![expect(clippy::unwrap_used, reason = "a test may end at any surprise")]
+
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -358,7 +360,10 @@ fn in_observe_mode_the_operators_weights_are_published_to_the_bit() {
         .iter()
         .map(|(id, w)| (id.as_str(), w.to_bits()))
         .collect();
-    assert_eq!(bits, own.map(|(id, weight)| (id, weight.to_bits())));
+    assert_eq!(
+        bits,
+        own.map(|(id, weight): (&str, f64)| (id, weight.to_bits()))
+    );
     // The table follows them to within one slot.
     let near_slot = policy
         .engines

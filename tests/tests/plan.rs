@@ -1,6 +1,8 @@
 //! The built solver's `plan` on every topology of `tests/data` whose optimum is known by
 //! arithmetic: rates, loads, shed rates and the objective, each to one part in a million.
 
+#![expect(clippy::unwrap_used, reason = "a test may end at any surprise")]
+
 use pointsman_tests::locate::data;
 use pointsman_tests::solver::command;
 use serde_json::Value;

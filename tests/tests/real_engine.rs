@@ -1,6 +1,8 @@
 //! A real engine behind the proxy: llama.cpp's server on a tiny model, asked by the openai package
 //! and by curl, read by the solver. And what those clients see of a stream that breaks.
 
+#![expect(clippy::unwrap_used, reason = "a test may end at any surprise")]
+
 use std::net::SocketAddr;
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};

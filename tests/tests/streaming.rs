@@ -3,6 +3,8 @@
 //!
 //! Entries A01 to A15 of the list of known failures, each by name (`tests/README.md`).
 
+#![expect(clippy::unwrap_used, reason = "a test may end at any surprise")]
+
 use std::time::Duration;
 
 use pointsman_tests::both_drivers;
