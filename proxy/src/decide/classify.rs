@@ -1,10 +1,17 @@
 //! From what a request looks like to the route, and so the class, that serves it.
+//!
+//! A map from model to its routes, in match order; conditions are then looked at one route after
+//! the other. Models of requests are looked up and never kept: a stream of unknown names grows
+//! nothing.
 
-use pointsman_shm::policy::{Endpoints, Features, Policy};
+use ahash::AHashMap;
+use pointsman_shm::policy::{Endpoints, Features, Policy, Route};
 
 /// Routes by model, in match order.
 #[derive(Debug, Default)]
-pub struct RouteIndex {}
+pub struct RouteIndex {
+    by_model: AHashMap<Box<str>, Vec<u16>>,
+}
 
 /// What a request looks like.
 #[derive(Clone, Copy)]
@@ -36,15 +43,192 @@ impl RouteIndex {
     /// Groups the policy's routes by model.
     #[must_use]
     pub fn build(policy: &Policy) -> Self {
-        let _ = policy;
-        unimplemented!("routes")
+        let mut by_model: AHashMap<Box<str>, Vec<u16>> = AHashMap::new();
+        for (position, route) in policy.routes.iter().enumerate() {
+            // A policy holds at most 4,096 routes.
+            let Ok(position) = u16::try_from(position) else {
+                break;
+            };
+            by_model
+                .entry(route.model.as_str().into())
+                .or_default()
+                .push(position);
+        }
+        Self { by_model }
     }
 
     /// The first route, in match order, whose conditions all hold. `policy` is the one the index
     /// was built from.
     #[must_use]
     pub fn classify(&self, policy: &Policy, question: &Question<'_>) -> Classified {
-        let _ = (policy, question);
-        unimplemented!("classify")
+        let Some(routes) = self.by_model.get(question.model) else {
+            return Classified::UnknownModel;
+        };
+        let fits = |&&position: &&u16| {
+            policy
+                .routes
+                .get(usize::from(position))
+                .is_some_and(|route| holds(route, question))
+        };
+        routes
+            .iter()
+            .find(fits)
+            .map_or(Classified::NoRoute, |&route| Classified::Route(route))
+    }
+}
+
+fn holds(route: &Route, question: &Question<'_>) -> bool {
+    let bytes = u64::from(route.body_bytes_min)..=u64::from(route.body_bytes_max);
+    let short_enough = route.body_bytes_max == u32::MAX && question.body_bytes >= *bytes.start();
+    route.endpoints.contains(question.endpoint)
+        && question.features.contains(route.features.required)
+        && !question.features.intersects(route.features.forbidden)
+        && (bytes.contains(&question.body_bytes) || short_enough)
+        && route
+            .headers
+            .iter()
+            .all(|(name, value)| (question.has_header)(name, value))
+}
+
+#[cfg(test)]
+mod tests {
+    use pointsman_shm::policy::FeatureMatch;
+
+    use super::*;
+    use crate::decide::testing::{policy, route};
+
+    fn ask(policy: &Policy, question: Question<'_>) -> Classified {
+        RouteIndex::build(policy).classify(policy, &question)
+    }
+
+    const PLAIN: Question<'static> = Question {
+        endpoint: Endpoints::CHAT,
+        model: "m",
+        features: Features(0),
+        body_bytes: 100,
+        has_header: &|_, _| false,
+    };
+
+    #[test]
+    fn the_first_route_whose_conditions_hold_wins() {
+        let mut policy = policy(&[], &[]);
+        policy.routes = vec![
+            Route {
+                features: FeatureMatch {
+                    required: Features::TOOLS,
+                    forbidden: Features::IMAGES,
+                },
+                ..route("m")
+            },
+            Route {
+                body_bytes_min: 1000,
+                body_bytes_max: 2000,
+                ..route("m")
+            },
+            Route {
+                headers: vec![("x-tier".into(), "gold".into())],
+                ..route("m")
+            },
+            Route {
+                endpoints: Endpoints::EMBEDDINGS,
+                ..route("m")
+            },
+            Route {
+                body_bytes_min: 5000,
+                ..route("m")
+            },
+            route("n"),
+        ];
+        assert_eq!(ask(&policy, PLAIN), Classified::NoRoute);
+        let tools = Question {
+            features: Features::TOOLS,
+            ..PLAIN
+        };
+        assert_eq!(ask(&policy, tools), Classified::Route(0));
+        let images = Features::TOOLS.with(Features::IMAGES);
+        assert_eq!(
+            ask(
+                &policy,
+                Question {
+                    features: images,
+                    ..PLAIN
+                }
+            ),
+            Classified::NoRoute
+        );
+        for (bytes, route) in [
+            (999, Classified::NoRoute),
+            (1000, Classified::Route(1)),
+            (2000, Classified::Route(1)),
+            (2001, Classified::NoRoute),
+            (5000, Classified::Route(4)),
+            (1 << 40, Classified::Route(4)),
+        ] {
+            assert_eq!(
+                ask(
+                    &policy,
+                    Question {
+                        body_bytes: bytes,
+                        ..PLAIN
+                    }
+                ),
+                route,
+                "{bytes}"
+            );
+        }
+        let gold = |name: &str, value: &str| name == "x-tier" && value == "gold";
+        assert_eq!(
+            ask(
+                &policy,
+                Question {
+                    has_header: &gold,
+                    ..PLAIN
+                }
+            ),
+            Classified::Route(2)
+        );
+        let embeddings = Question {
+            endpoint: Endpoints::EMBEDDINGS,
+            ..PLAIN
+        };
+        assert_eq!(ask(&policy, embeddings), Classified::Route(1 + 2));
+        assert_eq!(
+            ask(
+                &policy,
+                Question {
+                    model: "n",
+                    ..PLAIN
+                }
+            ),
+            Classified::Route(5)
+        );
+    }
+
+    #[test]
+    fn an_unknown_model_is_told_from_a_known_one_without_a_route() {
+        let mut policy = policy(&[], &[]);
+        assert_eq!(ask(&policy, PLAIN), Classified::UnknownModel);
+        policy.routes = vec![route("M")];
+        assert_eq!(ask(&policy, PLAIN), Classified::UnknownModel);
+        assert_eq!(
+            ask(
+                &policy,
+                Question {
+                    model: " M",
+                    ..PLAIN
+                }
+            ),
+            Classified::UnknownModel
+        );
+        assert_eq!(
+            ask(
+                &policy,
+                Question {
+                    model: "M",
+                    ..PLAIN
+                }
+            ),
+            Classified::Route(0)
+        );
     }
 }

@@ -12,4 +12,6 @@ pub mod key;
 pub mod mix;
 pub mod retry;
 pub mod select;
+#[cfg(test)]
+mod testing;
 pub mod token_bucket;
