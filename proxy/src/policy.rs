@@ -274,3 +274,6 @@ const _: () = {
     const fn crosses_threads<T: Send + Sync>() {}
     crosses_threads::<Adopted>();
 };
+
+#[cfg(test)]
+mod tests;

@@ -164,6 +164,7 @@ fn limits(source: &Source<'_>, table: &LimitsTable, shards: u64) -> Result<Limit
         )?,
         pipeline: size("pipeline", &table.pipeline, 16, 1..=1_024)?,
         connections: size("connections", &table.connections, 20_000, 1..=1_000_000)?,
+        engine_idle: size("engine_idle", &table.engine_idle, 256, 0..=100_000)?,
     };
     // A body must fit its shard's buffers, or it could be refused for ever though it is allowed.
     let share = limits.buffer_bytes as u64 / shards;
@@ -412,3 +413,6 @@ fn level(source: &Source<'_>, value: Option<&Spanned<String>>) -> Result<String,
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -53,6 +53,7 @@ pub(super) struct LimitsTable {
     pub(super) buffer_bytes: Number,
     pub(super) pipeline: Number,
     pub(super) connections: Number,
+    pub(super) engine_idle: Number,
 }
 
 #[derive(Default, Deserialize)]

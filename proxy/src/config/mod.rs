@@ -98,6 +98,8 @@ pub struct Limits {
     pub pipeline: usize,
     /// Client connections, per shard.
     pub connections: usize,
+    /// Idle connections kept to one engine, per shard.
+    pub engine_idle: usize,
 }
 
 /// Bounds on how long peers may take, milliseconds.

@@ -36,6 +36,8 @@ pub enum OutReason {
     Draining,
     /// The policy names a credential that this host lacks.
     UnknownCredential,
+    /// The policy names a protocol that this build does not speak.
+    UnknownProtocol,
 }
 
 /// The names behind slot numbers, from the newest policy.
@@ -172,6 +174,7 @@ impl OutReason {
             Self::Planned => "planned",
             Self::Draining => "draining",
             Self::UnknownCredential => "unknown_credential",
+            Self::UnknownProtocol => "unknown_protocol",
         }
     }
 }

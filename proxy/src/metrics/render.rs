@@ -15,9 +15,8 @@ use super::process::{ProcessMetrics, Rung};
 use super::shard::{CODE_COUNT, ShardMetrics, code_label};
 use crate::config::IoDriver;
 
-/// Class label of requests that no route matched. A class cannot be named so: `<` is not legal in
-/// a class's name.
-pub const UNMATCHED: &str = "<unmatched>";
+/// Class label of requests that no route matched: a class's name is never empty.
+pub const UNMATCHED: &str = "";
 
 /// What the page shows.
 pub struct Page<'a> {
@@ -326,3 +325,6 @@ fn outcome_label(outcome: Outcome) -> &'static str {
         Outcome::Ours => "ours",
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,89 @@
+//! io_uring's ring: which flags to ask for, whether it works here, what to try when it does not.
+
+use std::io;
+
+use io_uring::{IoUring, opcode};
+
+/// The shape of a ring.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RingPlan {
+    /// Submission entries.
+    pub entries: u32,
+    /// Flags.
+    pub flags: Flags,
+}
+
+/// How much a ring may assume, from the newest kernel to the oldest.
+///
+/// Not DEFER_TASKRUN: it gathers completions until the next wait, which monoio's turn does anyway.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Flags {
+    /// One thread submits (Linux 6.0), and completions do not interrupt it.
+    SingleIssuer,
+    /// Completions do not interrupt the thread (Linux 5.19).
+    CoopTaskrun,
+    /// None.
+    None,
+}
+
+/// Entries of the ring that a probe makes and drops.
+const PROBE_ENTRIES: u32 = 4;
+
+impl RingPlan {
+    /// The builder that monoio takes.
+    #[must_use]
+    pub fn builder(self) -> io_uring::Builder {
+        let mut builder = IoUring::builder();
+        match self.flags {
+            Flags::SingleIssuer => builder.setup_single_issuer().setup_coop_taskrun(),
+            Flags::CoopTaskrun => builder.setup_coop_taskrun(),
+            Flags::None => &mut builder,
+        };
+        builder
+    }
+
+    /// Proves on this thread that a ring with these flags completes an operation: some sandboxes
+    /// let a ring be made and refuse to run it.
+    ///
+    /// # Errors
+    /// What the kernel answered.
+    pub fn probe(self) -> io::Result<()> {
+        let mut ring = self.builder().build(PROBE_ENTRIES)?;
+        let entry = opcode::Nop::new().build();
+        // SAFETY: a no-op refers to no memory, so nothing must outlive its submission.
+        #[expect(
+            unsafe_code,
+            reason = "pushing an entry is unsafe for entries with pointers"
+        )]
+        let pushed = unsafe { ring.submission().push(&entry) };
+        pushed.map_err(|_| io::Error::other("a fresh ring has no room for one entry"))?;
+        ring.submit_and_wait(1)?;
+        match ring.completion().next() {
+            Some(completion) if completion.result() < 0 => {
+                Err(io::Error::from_raw_os_error(-completion.result()))
+            }
+            Some(_) => Ok(()),
+            None => Err(io::Error::other("a no-op did not complete")),
+        }
+    }
+
+    /// What to try after the kernel answered `error`; `None` when no ring will do.
+    #[must_use]
+    pub fn next_after(self, error: &io::Error, floor_entries: u32) -> Option<Self> {
+        match (error.raw_os_error(), self.flags) {
+            (Some(libc::EINVAL), Flags::SingleIssuer) => Some(Self {
+                flags: Flags::CoopTaskrun,
+                ..self
+            }),
+            (Some(libc::EINVAL), Flags::CoopTaskrun) => Some(Self {
+                flags: Flags::None,
+                ..self
+            }),
+            (Some(libc::ENOMEM), _) if self.entries / 2 >= floor_entries => Some(Self {
+                entries: self.entries / 2,
+                ..self
+            }),
+            _ => None,
+        }
+    }
+}

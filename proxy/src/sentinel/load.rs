@@ -1,0 +1,66 @@
+//! Requests in flight at each engine, of this host: the sum over shards that allowances are
+//! compared with.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use pointsman_shm::id::{EngineSlot, MAX_ENGINES};
+
+use crate::metrics::ShardMetrics;
+
+/// One word an engine slot, written by the sentinel every 10 ms.
+#[derive(Debug)]
+pub struct HostLoad {
+    words: Box<[AtomicU32]>,
+}
+
+impl Default for HostLoad {
+    fn default() -> Self {
+        Self {
+            words: (0..MAX_ENGINES).map(|_| AtomicU32::new(0)).collect(),
+        }
+    }
+}
+
+impl HostLoad {
+    /// Requests that this host has in flight at `engine`, as of the last sum.
+    #[must_use]
+    pub fn in_flight(&self, engine: EngineSlot) -> u32 {
+        self.words
+            .get(engine.index())
+            .map_or(0, |word| word.load(Ordering::Relaxed))
+    }
+
+    /// Sums what the shards have in flight at each engine of `slots`.
+    pub fn sum(&self, shards: &[Arc<ShardMetrics>], slots: impl Iterator<Item = EngineSlot>) {
+        for slot in slots {
+            let records = shards.iter().filter_map(|shard| shard.seen_engine(slot));
+            let sum: u64 = records.map(|engine| engine.in_flight.value()).sum();
+            let word = u32::try_from(sum).unwrap_or(u32::MAX);
+            self.words[slot.index()].store(word, Ordering::Relaxed);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_host_has_in_flight_what_its_shards_have() {
+        let shards = [
+            Arc::new(ShardMetrics::default()),
+            Arc::new(ShardMetrics::default()),
+        ];
+        let (used, unused) = (EngineSlot(3), EngineSlot(4));
+        shards[0].engine(used).in_flight.increment();
+        shards[1].engine(used).in_flight.increment();
+        shards[1].engine(used).in_flight.increment();
+        let load = HostLoad::default();
+        load.sum(&shards, [used, unused].into_iter());
+        assert_eq!((load.in_flight(used), load.in_flight(unused)), (3, 0));
+        shards[1].engine(used).in_flight.decrement();
+        load.sum(&shards, [used].into_iter());
+        assert_eq!(load.in_flight(used), 2);
+    }
+}

@@ -1,0 +1,282 @@
+//! The sentinel: the one thread that knows where policies come from.
+//!
+//! It watches the region files, copies and checks what is new, and hands it to the shards; it turns
+//! engine state into guard words; it keeps the signals file large enough. Shards never wait for it:
+//! should it stop, they serve on by what they have, and the policy's age says so. A panic in it is
+//! caught, counted and followed by a restart that backs off.
+//!
+//! It polls every few milliseconds. A wake-up by the writer would need a descriptor that both
+//! processes hold, for an adoption that nobody waits for.
+
+mod adopt;
+mod engines;
+#[cfg(test)]
+pub(crate) mod fixture;
+mod load;
+mod supervise;
+mod watch;
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use pointsman_shm::engine_state::EngineStates;
+use pointsman_shm::id::EngineSlot;
+use pointsman_shm::region::Kind;
+use pointsman_shm::signals::SignalsWriter;
+
+use crate::clock::{boottime_ns, monotonic_ns};
+use crate::config::Config;
+use crate::decide::guard::{GuardTable, GuardWord};
+use crate::metrics::{ProcessMetrics, Rung, ShardMetrics};
+use crate::policy::Publisher;
+use crate::signals::{SignalsHandle, SignalsSender};
+
+pub use load::HostLoad;
+
+use engines::{Seen, Verdict};
+use watch::{Look, Watch};
+
+/// Time between two looks at the region files.
+const LOOK: Duration = Duration::from_millis(4);
+/// Least time between two adoptions: a shard pays for each with cold caches.
+const ADOPT_NS: u64 = 10_000_000;
+/// Time between two sums of requests in flight.
+const LOAD_NS: u64 = 10_000_000;
+/// Time between two housekeeping turns.
+const HOUSEKEEPING_NS: u64 = 100_000_000;
+
+/// What the sentinel shares with the rest of the process.
+pub struct Shared {
+    /// The process's configuration.
+    pub config: Arc<Config>,
+    /// Guard words, of which the sentinel is the only writer.
+    pub guard: Arc<GuardTable>,
+    /// The process's counters.
+    pub process: Arc<ProcessMetrics>,
+    /// Every shard's counters.
+    pub shards: Vec<Arc<ShardMetrics>>,
+    /// Requests in flight at each engine, summed over shards.
+    pub load: Arc<HostLoad>,
+}
+
+/// The sentinel's state.
+pub struct Sentinel {
+    shared: Shared,
+    publisher: Publisher,
+    policy: Watch,
+    engines: Watch,
+    seen: Option<Seen>,
+    /// Verdicts of the current policy's engines, as stored in the guard.
+    verdicts: Vec<(EngineSlot, Verdict)>,
+    signals: Option<Signals>,
+    rung: Rung,
+    next_adoption_ns: u64,
+    next_load_ns: u64,
+    next_housekeeping_ns: u64,
+}
+
+/// The signals file and the way to each shard.
+struct Signals {
+    writer: SignalsWriter,
+    senders: Vec<SignalsSender>,
+    /// Capacity still to be provided, because an earlier growth is not done.
+    wanted: Option<pointsman_shm::signals::Shape>,
+    /// The last failure that was logged.
+    complaint: Option<String>,
+}
+
+impl Sentinel {
+    /// A sentinel that has looked at nothing yet.
+    #[must_use]
+    pub fn new(shared: Shared, publisher: Publisher) -> Self {
+        let dir = shared.config.region_dir();
+        Self {
+            publisher,
+            policy: Watch::new(&dir, Kind::Policy),
+            engines: Watch::new(&dir, Kind::Engines),
+            seen: None,
+            verdicts: Vec::new(),
+            signals: None,
+            rung: Rung::None,
+            next_adoption_ns: 0,
+            next_load_ns: 0,
+            next_housekeeping_ns: 0,
+            shared,
+        }
+    }
+
+    /// Takes up what is there already (the region file, else the copy on disk), then makes the
+    /// signals file large enough for it and gives each shard its handle.
+    ///
+    /// # Errors
+    /// When the signals file cannot be made: a proxy that nobody can see must not serve.
+    pub fn first_look(&mut self) -> Result<Vec<SignalsHandle>, pointsman_shm::Error> {
+        let now_ns = monotonic_ns();
+        self.look_at_engines(now_ns);
+        self.look_at_policy(now_ns);
+        if self.publisher.current().is_none() {
+            self.adopt_from_disk(now_ns);
+        }
+        self.make_signals()
+    }
+
+    /// Runs on a thread of its own until the process ends.
+    ///
+    /// # Errors
+    /// When the thread cannot be made.
+    pub fn spawn(mut self) -> std::io::Result<()> {
+        let process = Arc::clone(&self.shared.process);
+        let run = move || {
+            supervise::supervise("sentinel", &process.sentinel_panics, || {
+                self.turn(monotonic_ns());
+                std::thread::sleep(LOOK);
+            });
+        };
+        std::thread::Builder::new()
+            .name("sentinel".to_owned())
+            .spawn(run)
+            .map(drop)
+    }
+
+    /// One turn: everything that is due.
+    pub fn turn(&mut self, now_ns: u64) {
+        self.look_at_engines(now_ns);
+        self.look_at_policy(now_ns);
+        if now_ns >= self.next_load_ns {
+            self.next_load_ns = now_ns + LOAD_NS;
+            if let Some(adopted) = self.publisher.current() {
+                let slots = adopted.policy.engines.iter().map(|engine| engine.slot);
+                self.shared.load.sum(&self.shared.shards, slots);
+            }
+        }
+        if now_ns >= self.next_housekeeping_ns {
+            self.next_housekeeping_ns = now_ns + HOUSEKEEPING_NS;
+            self.housekeeping(now_ns);
+        }
+    }
+
+    fn look_at_policy(&mut self, now_ns: u64) {
+        if now_ns < self.next_adoption_ns {
+            return;
+        }
+        match self.policy.look(now_ns) {
+            Look::Quiet => {}
+            Look::New(stamp) => {
+                self.next_adoption_ns = now_ns + ADOPT_NS;
+                self.adopt_from_region(stamp, now_ns);
+                self.confirm();
+            }
+            Look::Broken(why) => {
+                self.shared.process.rejected.increment();
+                tracing::error!(%why, "the policy region cannot be read; the last policy stays");
+            }
+        }
+    }
+
+    fn look_at_engines(&mut self, now_ns: u64) {
+        match self.engines.look(now_ns) {
+            Look::Quiet => {}
+            Look::New(_) => match EngineStates::decode(self.engines.payload()) {
+                Ok(states) => {
+                    self.seen = Some(Seen {
+                        states,
+                        at_ns: now_ns,
+                    });
+                    self.judge_engines(now_ns);
+                }
+                Err(error) => {
+                    self.shared.process.engine_state_rejected.increment();
+                    tracing::error!(%error, "engine state is invalid; the last one stays");
+                }
+            },
+            Look::Broken(why) => {
+                self.shared.process.engine_state_rejected.increment();
+                tracing::error!(%why, "the engine state region cannot be read");
+            }
+        }
+    }
+
+    fn housekeeping(&mut self, now_ns: u64) {
+        self.confirm();
+        self.judge_engines(now_ns);
+        self.publisher.collect();
+        let process = &self.shared.process;
+        process
+            .running_version
+            .set(self.publisher.oldest_running_version());
+        self.grow_signals();
+        let stale_after_ms = self.shared.config.stale_after_ms;
+        let rung = self.shared.process.rung(boottime_ns(), stale_after_ms);
+        if rung != self.rung {
+            tracing::info!(
+                from = self.rung.label(),
+                to = rung.label(),
+                "the policy's rung changed"
+            );
+            self.rung = rung;
+        }
+    }
+
+    /// Notes when the writer last confirmed the policy.
+    fn confirm(&self) {
+        let now_ns = boottime_ns();
+        if let Some(age_ns) = self.policy.heartbeat_age_ns(now_ns) {
+            self.shared
+                .process
+                .set_confirmed_at(Some(now_ns.saturating_sub(age_ns)));
+        }
+    }
+
+    /// Brings guard words and names in line with policy, engine state and the passing of time.
+    fn judge_engines(&mut self, now_ns: u64) {
+        let Some(adopted) = self.publisher.current() else {
+            return;
+        };
+        let config = &self.shared.config;
+        let verdicts = engines::verdicts(
+            &adopted.policy,
+            &config.credentials,
+            self.seen.as_ref(),
+            now_ns,
+            config.stale_after_ms,
+        );
+        let verdicts: Vec<_> = adopted
+            .policy
+            .engines
+            .iter()
+            .map(|engine| engine.slot)
+            .zip(verdicts)
+            .collect();
+        if verdicts != self.verdicts {
+            let labels = adopt::labels(&adopted.policy, &verdicts);
+            adopt::tell_changes(&adopted.policy, &self.verdicts, &verdicts);
+            self.store_verdicts(verdicts);
+            self.shared.process.set_labels(labels);
+        }
+    }
+
+    /// Writes the words that changed, and clears those of engines that are gone.
+    fn store_verdicts(&mut self, verdicts: Vec<(EngineSlot, Verdict)>) {
+        let guard = &self.shared.guard;
+        for (slot, verdict) in &verdicts {
+            guard.store(*slot, GuardWord::pack(&verdict.state));
+        }
+        for (slot, _) in &self.verdicts {
+            if verdicts
+                .binary_search_by_key(slot, |(slot, _)| *slot)
+                .is_err()
+            {
+                guard.store(*slot, GuardWord::default());
+            }
+        }
+        self.verdicts = verdicts;
+    }
+
+    fn disk_dir(&self) -> PathBuf {
+        self.shared.config.disk_dir()
+    }
+}
+
+#[cfg(test)]
+mod tests;

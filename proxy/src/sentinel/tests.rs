@@ -1,0 +1,242 @@
+//! The sentinel against real region files, turned by hand.
+
+use pointsman_shm::engine_state::{EngineState, Health};
+use pointsman_shm::id::Generation;
+use pointsman_shm::region::{Stamp, Writer};
+
+use super::*;
+use crate::metrics::OutReason;
+use crate::policy::{self, ShardPolicy};
+
+/// A sentinel with one shard, its folders, and a clock that the test moves.
+struct World {
+    dir: tempfile::TempDir,
+    sentinel: Sentinel,
+    shard: ShardPolicy,
+    process: Arc<ProcessMetrics>,
+    guard: Arc<GuardTable>,
+    now_ns: u64,
+}
+
+impl World {
+    fn new() -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let text = format!(
+            "frontend = 'A'\nlisten = ['127.0.0.1:0']\nshards = 1\nrun_dir = '{0}/run'\n\
+             state_dir = '{0}/state'\n",
+            dir.path().display()
+        );
+        let host = crate::config::Host { cores: 1 };
+        let config = crate::config::parse(&text, "proxy.toml".as_ref(), host).unwrap();
+        let (publisher, mut shards) = policy::channel(1);
+        let process = Arc::new(ProcessMetrics::default());
+        let guard = Arc::new(GuardTable::new());
+        let shared = Shared {
+            config: Arc::new(config),
+            guard: Arc::clone(&guard),
+            process: Arc::clone(&process),
+            shards: vec![Arc::default()],
+            load: Arc::default(),
+        };
+        let sentinel = Sentinel::new(shared, publisher);
+        let shard = shards.remove(0);
+        Self {
+            dir,
+            sentinel,
+            shard,
+            process,
+            guard,
+            now_ns: monotonic_ns(),
+        }
+    }
+
+    fn writer(&self, kind: Kind) -> Writer {
+        Writer::open(&self.dir.path().join("run/A"), kind).unwrap()
+    }
+
+    fn publish(&self, version: u64) -> Writer {
+        let mut writer = self.writer(Kind::Policy);
+        let payload = fixture::policy(version, "A").encode();
+        writer
+            .publish(Stamp { version, epoch: 1 }, &payload)
+            .unwrap();
+        writer
+    }
+
+    /// One turn, a second later.
+    fn turn(&mut self) -> u64 {
+        self.now_ns += 1_000_000_000;
+        self.sentinel.turn(self.now_ns);
+        self.shard.refresh();
+        self.shard.store_running();
+        self.shard.version()
+    }
+}
+
+#[test]
+fn e17_a_policy_that_comes_later_is_adopted() {
+    let mut world = World::new();
+    assert_eq!(world.sentinel.first_look().unwrap().len(), 1);
+    assert_eq!(world.turn(), 0);
+    assert!(!world.process.has_policy());
+    let writer = world.publish(3);
+    assert_eq!(world.turn(), 3);
+    assert_eq!(world.process.policy_version.value(), 3);
+    writer.heartbeat(boottime_ns());
+    world.turn();
+    assert_eq!(world.process.rung(boottime_ns(), 30_000), Rung::Fresh);
+    assert_eq!(world.process.running_version.value(), 3);
+}
+
+#[test]
+fn the_copy_on_disk_serves_until_the_region_has_a_policy() {
+    let mut world = World::new();
+    let payload = fixture::policy(5, "A").encode();
+    let state = world.dir.path().join("state/A");
+    pointsman_shm::disk::save(
+        &state,
+        &Stamp {
+            version: 5,
+            epoch: 1,
+        },
+        &payload,
+    )
+    .unwrap();
+    world.sentinel.first_look().unwrap();
+    assert_eq!(world.process.rung(boottime_ns(), 30_000), Rung::Disk);
+    assert_eq!(world.turn(), 5);
+    let _writer = world.publish(6);
+    assert_eq!(world.turn(), 6);
+    assert_ne!(world.process.rung(boottime_ns(), 30_000), Rung::Disk);
+}
+
+#[test]
+fn a_policy_for_another_frontend_is_counted_and_ignored() {
+    let mut world = World::new();
+    let mut writer = world.publish(1);
+    world.sentinel.first_look().unwrap();
+    assert_eq!(world.turn(), 1);
+    std::thread::sleep(Duration::from_millis(25));
+    let payload = fixture::policy(2, "B").encode();
+    writer
+        .publish(
+            Stamp {
+                version: 2,
+                epoch: 1,
+            },
+            &payload,
+        )
+        .unwrap();
+    assert_eq!(world.turn(), 1);
+    assert_eq!(world.process.rejected.value(), 1);
+    std::thread::sleep(Duration::from_millis(25));
+    let payload = fixture::policy(3, "A").encode();
+    writer
+        .publish(
+            Stamp {
+                version: 3,
+                epoch: 1,
+            },
+            &payload,
+        )
+        .unwrap();
+    assert_eq!(world.turn(), 3);
+}
+
+#[test]
+fn engine_state_becomes_guard_words_and_wears_off() {
+    let mut world = World::new();
+    let _policy = world.publish(1);
+    world.sentinel.first_look().unwrap();
+    world.turn();
+    let word = |world: &World| world.guard.load(EngineSlot(0)).unpack();
+    assert!(!word(&world).out);
+    let mut writer = world.writer(Kind::Engines);
+    let down = EngineState {
+        slot: EngineSlot(0),
+        generation: Generation(1),
+        health: Health::Down,
+        ready_replicas: None,
+        running: None,
+        waiting: None,
+        kv_use: None,
+        penalty: 0.0,
+        health_age_ms: 0,
+        load_age_ms: u32::MAX,
+    };
+    let states = EngineStates {
+        version: 1,
+        epoch: 1,
+        engines: vec![down],
+    };
+    writer
+        .publish(
+            Stamp {
+                version: 1,
+                epoch: 1,
+            },
+            &states.encode(),
+        )
+        .unwrap();
+    world.turn();
+    assert!(word(&world).out);
+    assert_eq!(world.process.labels().engines[0].out, Some(OutReason::Down));
+    world.now_ns += 31_000_000_000;
+    world.turn();
+    assert!(!word(&world).out);
+    assert_eq!(world.process.labels().engines[0].out, None);
+}
+
+#[test]
+fn adoptions_are_at_least_10_ms_apart() {
+    let mut world = World::new();
+    let mut writer = world.publish(1);
+    world.sentinel.first_look().unwrap();
+    assert_eq!(world.turn(), 1);
+    std::thread::sleep(Duration::from_millis(25));
+    let publish = |writer: &mut Writer, version| {
+        let payload = fixture::policy(version, "A").encode();
+        writer
+            .publish(Stamp { version, epoch: 1 }, &payload)
+            .unwrap();
+    };
+    publish(&mut writer, 2);
+    assert_eq!(world.turn(), 2);
+    std::thread::sleep(Duration::from_millis(25));
+    publish(&mut writer, 3);
+    // The sentinel's own clock has not moved on by 10 ms.
+    world.sentinel.turn(world.now_ns + ADOPT_NS - 1);
+    world.shard.refresh();
+    assert_eq!(world.shard.version(), 2);
+    world.sentinel.turn(world.now_ns + ADOPT_NS);
+    world.shard.refresh();
+    assert_eq!(world.shard.version(), 3);
+}
+
+#[test]
+fn the_signals_file_grows_with_the_policy() {
+    let mut world = World::new();
+    let mut writer = world.publish(1);
+    let mut handles = world.sentinel.first_look().unwrap();
+    let mut handle = handles.remove(0);
+    world.turn();
+    let (slot, life) = (EngineSlot(100), Generation(1));
+    assert!(handle.segment().engine(slot, life).is_none());
+    let mut policy = fixture::policy(2, "A");
+    policy.engines.push(fixture::engine(100, "e100"));
+    std::thread::sleep(Duration::from_millis(25));
+    writer
+        .publish(
+            Stamp {
+                version: 2,
+                epoch: 1,
+            },
+            &policy.encode(),
+        )
+        .unwrap();
+    assert_eq!(world.turn(), 2);
+    handle.tick(boottime_ns(), 2);
+    assert!(handle.segment().engine(slot, life).is_some());
+    world.turn();
+    assert_eq!(world.process.signals_errors.value(), 0);
+}
