@@ -206,12 +206,16 @@ impl Question<'_, '_> {
             return None;
         }
         let first = class.table[class.table_slot(self.key)];
-        if self.from_table(&class.candidates[usize::from(first)]) {
+        if self
+            .refusal(&class.candidates[usize::from(first)])
+            .is_none()
+        {
             return Some((first, Via::Table));
         }
         (1..=REHASHES).find_map(|round| {
             let at = class.table[class.table_slot(mix(self.key, round))];
-            let other = at != first && self.from_table(&class.candidates[usize::from(at)]);
+            let candidate = &class.candidates[usize::from(at)];
+            let other = at != first && self.refusal(candidate).is_none();
             other.then_some((at, Via::Rehash))
         })
     }
@@ -238,10 +242,6 @@ impl Question<'_, '_> {
             }
         }
         best
-    }
-
-    fn from_table(&self, candidate: &Candidate) -> bool {
-        self.refusal(candidate).is_none()
     }
 
     fn refusal(&self, candidate: &Candidate) -> Option<Refusal> {

@@ -1,0 +1,212 @@
+//! What one event's data says, without making values of it.
+//!
+//! A key in JSON is a string followed by a colon, and a quote inside a string always has a
+//! backslash before it: so `"key":` in the bytes is a key wherever it stands, and text that quotes
+//! JSON (`\"key\":`) is not. Looking from colon to colon finds all keys; each is then compared
+//! with the few that matter. This is a measurement, not a parser: on data that is no JSON it finds
+//! nothing.
+
+use memchr::memchr_iter;
+use sonic_rs::JsonValueTrait;
+
+use super::{Event, StreamError, Usage};
+
+/// Reads an event's data; `named_error`: the event's name said `error`.
+pub(super) fn read_event(data: &[u8], named_error: bool) -> Event {
+    if data == b"[DONE]" {
+        return Event {
+            done: true,
+            ..Event::default()
+        };
+    }
+    let mut found = Found::default();
+    for colon in memchr_iter(b':', data) {
+        if let Some(key) = key_before(&data[..colon]) {
+            found.note(key, skip_white(&data[colon + 1..]));
+        }
+    }
+    let failed = named_error || found.error;
+    Event {
+        has_delta: found.has_delta(),
+        usage: found.counts.usage(),
+        error: failed.then(|| StreamError {
+            code: error_code(data),
+        }),
+        done: found.done,
+    }
+}
+
+/// Token counts in a whole JSON answer: the `usage` of a request that did not stream.
+#[must_use]
+pub fn usage_of_body(body: &[u8]) -> Option<Usage> {
+    let mut counts = Counts::default();
+    for colon in memchr_iter(b':', body) {
+        if let Some(key) = key_before(&body[..colon]) {
+            counts.note(key, skip_white(&body[colon + 1..]));
+        }
+    }
+    counts.usage()
+}
+
+/// What the keys of one event say.
+#[derive(Default)]
+struct Found {
+    /// A key of generated text has a value.
+    text: bool,
+    /// `delta` itself is such text (the responses API).
+    delta: bool,
+    /// What the event calls itself in the responses API.
+    responses: Option<Responses>,
+    error: bool,
+    done: bool,
+    counts: Counts,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Responses {
+    Delta,
+    Other,
+}
+
+/// Token counts, as keys bring them.
+#[derive(Default)]
+struct Counts {
+    /// A `usage` object has begun.
+    begun: bool,
+    prompt: Option<u64>,
+    cached: Option<u64>,
+    output: Option<u64>,
+    /// Prompt tokens that `prompt` leaves out: the messages API counts cached ones apart.
+    apart: u64,
+}
+
+impl Found {
+    fn note(&mut self, key: &[u8], value: &[u8]) {
+        match key {
+            b"content" | b"text" | b"reasoning_content" | b"reasoning" | b"thinking"
+            | b"arguments" | b"partial_json" | b"refusal" => self.text |= is_text(value),
+            b"delta" => self.delta |= is_text(value),
+            b"type" => self.note_type(value),
+            b"object" => self.error |= value.starts_with(b"\"error\""),
+            b"error" => self.error |= matches!(value, [b'{' | b'"', ..]),
+            _ => self.counts.note(key, value),
+        }
+    }
+
+    fn note_type(&mut self, value: &[u8]) {
+        let Some(value) = value.strip_prefix(b"\"") else {
+            return;
+        };
+        let end = memchr::memchr(b'"', value).unwrap_or(value.len());
+        let name = &value[..end];
+        if name.starts_with(b"response.") {
+            let delta = name.ends_with(b".delta");
+            self.responses = Some(if delta {
+                Responses::Delta
+            } else {
+                Responses::Other
+            });
+        }
+        self.done |= matches!(
+            name,
+            b"response.completed" | b"response.incomplete" | b"response.failed" | b"message_stop"
+        );
+    }
+
+    /// Events of the responses API repeat whole texts when they are done; only their deltas count.
+    fn has_delta(&self) -> bool {
+        match self.responses {
+            None => self.text || self.delta,
+            Some(Responses::Delta) => self.delta,
+            Some(Responses::Other) => false,
+        }
+    }
+}
+
+impl Counts {
+    fn note(&mut self, key: &[u8], value: &[u8]) {
+        if key == b"usage" {
+            self.begun |= value.first() == Some(&b'{');
+            return;
+        }
+        if !self.begun {
+            return;
+        }
+        let slot = match key {
+            b"prompt_tokens" | b"input_tokens" => &mut self.prompt,
+            b"completion_tokens" | b"output_tokens" => &mut self.output,
+            b"cached_tokens" | b"cache_read_input_tokens" => &mut self.cached,
+            b"cache_creation_input_tokens" => {
+                self.apart = self.apart.saturating_add(number(value).unwrap_or(0));
+                return;
+            }
+            _ => return,
+        };
+        *slot = number(value).or(*slot);
+        if key == b"cache_read_input_tokens" {
+            self.apart = self.apart.saturating_add(number(value).unwrap_or(0));
+        }
+    }
+
+    fn usage(&self) -> Option<Usage> {
+        let prompt = self.prompt.map(|prompt| prompt.saturating_add(self.apart));
+        let usage = Usage {
+            prompt,
+            cached: self.cached,
+            output: self.output,
+        };
+        (usage != Usage::default()).then_some(usage)
+    }
+}
+
+/// Longest key that is compared with anything.
+const MAX_KEY_BYTES: usize = 32;
+
+/// The key that ends before a colon; `bytes` ends there. White space before a colon is legal, but
+/// nobody writes it: then there is no key, only an event measured less well.
+fn key_before(bytes: &[u8]) -> Option<&[u8]> {
+    let key = bytes.strip_suffix(b"\"")?;
+    let window = key.len().saturating_sub(MAX_KEY_BYTES);
+    let open = memchr::memrchr(b'"', &key[window..])?;
+    Some(&key[window + open + 1..])
+}
+
+fn skip_white(bytes: &[u8]) -> &[u8] {
+    let white = bytes
+        .iter()
+        .take_while(|byte| byte.is_ascii_whitespace())
+        .count();
+    &bytes[white..]
+}
+
+/// A string of at least one byte.
+fn is_text(value: &[u8]) -> bool {
+    matches!(value, [b'"', first, ..] if *first != b'"')
+}
+
+fn number(value: &[u8]) -> Option<u64> {
+    let digits = value
+        .iter()
+        .take_while(|byte| byte.is_ascii_digit())
+        .count();
+    std::str::from_utf8(&value[..digits]).ok()?.parse().ok()
+}
+
+/// The code of an error event, in the shapes engines use. Errors are rare: here a value is built.
+fn error_code(data: &[u8]) -> Option<u16> {
+    let value = sonic_rs::from_slice::<sonic_rs::Value>(data).ok()?;
+    let error = &value["error"];
+    let nested = &value["response"]["error"];
+    [
+        &error["code"],
+        &error["status"],
+        &nested["code"],
+        &value["code"],
+        &value["status"],
+    ]
+    .into_iter()
+    .find_map(|code| {
+        let number = code.as_u64().or_else(|| code.as_str()?.parse().ok())?;
+        u16::try_from(number).ok()
+    })
+}
