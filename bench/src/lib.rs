@@ -11,3 +11,4 @@ pub mod h1;
 pub mod load;
 pub mod stamp;
 pub mod sys;
+pub mod world;

@@ -2,7 +2,7 @@
 
 use anyhow::Context;
 use clap::{Parser, Subcommand};
-use pointsman_bench::{engine, load};
+use pointsman_bench::{engine, load, world};
 
 /// Mock engines, load clients and a local world for Pointsman.
 #[derive(Parser)]
@@ -18,6 +18,8 @@ enum Instrument {
     Engine(Box<engine::Args>),
     /// Send load to an engine or a proxy and report what came back.
     Load(Box<load::Args>),
+    /// Run a local world: engines, solver, proxies, users.
+    World(Box<world::Args>),
 }
 
 fn main() -> anyhow::Result<()> {
@@ -38,6 +40,7 @@ fn main() -> anyhow::Result<()> {
         match cli.instrument {
             Instrument::Engine(args) => engine::run(*args).await,
             Instrument::Load(args) => load::run(*args).await,
+            Instrument::World(args) => world::run(*args).await,
         }
     })
 }

@@ -1,0 +1,55 @@
+//! The world's own folder: configurations, logs, region files; gone with the world unless kept.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::Context;
+
+/// A folder for one run, on tmpfs where there is one, because region files belong there.
+pub(super) struct Folder {
+    path: PathBuf,
+    keep: bool,
+}
+
+impl Folder {
+    /// Makes the folder.
+    pub(super) fn make(keep: bool) -> anyhow::Result<Self> {
+        let memory = Path::new("/dev/shm");
+        let parent = if memory.is_dir() {
+            memory.to_owned()
+        } else {
+            std::env::temp_dir()
+        };
+        let path = parent.join(format!("pointsman-world-{}", std::process::id()));
+        for part in ["run", "state"] {
+            let folder = path.join(part);
+            std::fs::create_dir_all(&folder)
+                .with_context(|| format!("cannot make {}", folder.display()))?;
+        }
+        Ok(Self { path, keep })
+    }
+
+    /// Where it is.
+    pub(super) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Leaves it there when the world ends.
+    pub(super) fn keep(&mut self) {
+        self.keep = true;
+    }
+
+    /// Writes a file into it.
+    pub(super) fn write(&self, name: &str, text: &str) -> anyhow::Result<PathBuf> {
+        let path = self.path.join(name);
+        std::fs::write(&path, text).with_context(|| format!("cannot write {}", path.display()))?;
+        Ok(path)
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        if !self.keep {
+            let _ = std::fs::remove_dir_all(&self.path);
+        }
+    }
+}
