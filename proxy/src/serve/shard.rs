@@ -30,7 +30,7 @@ use crate::metrics::ShardMetrics;
 use crate::policy::ShardPolicy;
 use crate::shutdown::{Phase, Shutdown};
 use crate::signals::SignalsHandle;
-use crate::wire::head::HeadLimits;
+use crate::wire::head::{HeadLimits, MAX_HEADERS};
 
 /// What the connections of a shard share.
 pub(crate) struct Shard {
@@ -94,7 +94,7 @@ const TICK: Duration = Duration::from_millis(100);
 /// Turns between two looks at all idle engine connections.
 const TURNS_BETWEEN_LOOKS: u64 = 10;
 /// Turns that broken connections get to end before the shard ends without them.
-const TICKS_AFTER_FORCE: u32 = 20;
+const TICKS_AFTER_FORCE: u32 = 5;
 /// Tokens that each first attempt earns for retries.
 const RETRY_FRACTION: f64 = 0.2;
 /// Retry tokens kept at most.
@@ -153,7 +153,7 @@ impl Shard {
             random: RefCell::new(SmallRng::from_os_rng()),
             limits: HeadLimits {
                 head_bytes: limits.head_bytes,
-                headers: limits.headers,
+                headers: limits.headers.min(MAX_HEADERS),
                 target_bytes: limits.head_bytes.min(HeadLimits::default().target_bytes),
             },
             patience: Patience {

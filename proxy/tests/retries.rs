@@ -1,0 +1,234 @@
+//! What follows a failed attempt, seen from outside: who got the request how often, and what the
+//! client was told. One proxy, scripted engines, both I/O drivers.
+
+use std::time::Duration;
+
+use pointsman_tests::both_drivers;
+use pointsman_tests::client::{CHAT, STREAMED, assert_error, chat, post, post_with};
+use pointsman_tests::engine::{Conn, Engine, Refusing, What};
+use pointsman_tests::policy::Draft;
+use pointsman_tests::proxy::{Driver, Proxy};
+use pointsman_tests::wait::{SOON, eventually_equals};
+use pointsman_tests::wire::Ending;
+
+both_drivers!(
+    /// F01: after a byte of an answer, no second engine.
+    f01_no_second_engine_after_a_byte,
+    /// F01: a head alone is held, so the client has seen nothing.
+    f01_a_held_head_can_still_move,
+    /// F02: which failures move a request, and which do not.
+    f02_each_failure_has_its_row,
+    /// F02: a request that nobody could take was sent to nobody.
+    f02_refused_connects_move_and_are_skipped_for_a_while,
+    /// F09: a connection that died before its next request costs nobody anything.
+    f09_connections_that_die_idle_are_replaced_unseen,
+    /// F11: the count of requests in flight does not stay with the engine that failed.
+    f11_a_moved_request_is_counted_where_it_is,
+    a_connection_is_not_kept_longer_than_its_engine_says,
+    connections_are_reused_last_in_first_out,
+);
+
+const EVENT: &str = "data: {\"choices\":[{\"delta\":{\"content\":\"a\"}}]}\n\n";
+
+/// Two engines; everything goes to the first, the second stands by.
+fn pair(
+    driver: Driver,
+    first: impl Fn(&mut Conn) + Send + Sync + 'static,
+) -> (Engine, Engine, Proxy) {
+    let (first, second) = (Engine::start(first), Engine::named("second"));
+    let more = "[timeouts]\nfirst_byte_ms = 300\nconnect_ms = 500";
+    let draft = Draft::with_standby(first.address(), second.address());
+    let proxy = Proxy::configured(driver, &draft, more);
+    (first, second, proxy)
+}
+
+fn retries(proxy: &Proxy) -> f64 {
+    proxy.metrics().sum("pointsman_proxy_retries_total", &[])
+}
+
+fn f01_no_second_engine_after_a_byte(driver: Driver) {
+    for piece in [EVENT, ": ping\n\n"] {
+        let (_first, second, proxy) = pair(driver, move |conn| {
+            conn.request();
+            conn.stream_head();
+            conn.chunk(piece);
+            // Lets the piece arrive before the reset does.
+            std::thread::sleep(Duration::from_millis(50));
+            conn.reset();
+        });
+        let answer = proxy.ask(chat(true));
+        assert_eq!((answer.status(), answer.ending), (200, Ending::Broken));
+        assert_eq!(answer.text(), piece);
+        assert_eq!(second.connections(), 0);
+        let outcome = [("outcome", "mid_stream_reset")];
+        proxy.await_metric("pointsman_proxy_attempts_total", &outcome, 1.0);
+        assert_eq!(retries(&proxy), 0.0);
+        proxy.await_rest();
+    }
+}
+
+fn f01_a_held_head_can_still_move(driver: Driver) {
+    let (first, second, proxy) = pair(driver, |conn| {
+        conn.request();
+        conn.stream_head();
+        std::thread::sleep(Duration::from_millis(50));
+        conn.reset();
+    });
+    let answer = proxy.ask(chat(true));
+    assert_eq!(
+        (answer.status(), answer.text()),
+        (200, r#"{"engine":"second"}"#)
+    );
+    assert_eq!((first.requests().len(), second.requests().len()), (1, 1));
+    assert_eq!(retries(&proxy), 1.0);
+}
+
+fn f02_each_failure_has_its_row(driver: Driver) {
+    type Script = fn(&mut Conn);
+    let respond = |status: u16| -> Script {
+        match status {
+            429 => |conn| drop(conn.respond(429, "{}")),
+            500 => |conn| drop(conn.respond(500, "{}")),
+            502 => |conn| drop(conn.respond(502, "{}")),
+            503 => |conn| drop(conn.respond(503, "{}")),
+            _ => |conn| drop(conn.respond(504, "{}")),
+        }
+    };
+    // What the first engine does with a request; the status the client sees; whether the second
+    // engine got the request too.
+    let rows: [(&str, Script, u16, bool); 9] = [
+        ("reset before an answer", |conn| conn.reset(), 200, true),
+        ("end before an answer", |conn| conn.close(), 200, true),
+        ("silence", |conn| drop(conn.await_end()), 504, false),
+        (
+            "no HTTP",
+            |conn| drop(conn.send("SSH-2.0-x\r\n\r\n")),
+            502,
+            false,
+        ),
+        ("429", respond(429), 200, true),
+        ("500", respond(500), 500, false),
+        ("502", respond(502), 502, false),
+        ("503", respond(503), 200, true),
+        ("504", respond(504), 504, false),
+    ];
+    for (what, script, status, moves) in rows {
+        let (first, second, proxy) = pair(driver, move |conn| {
+            if conn.request().is_some() {
+                script(conn);
+            }
+        });
+        let answer = proxy.ask(chat(false));
+        assert_eq!(answer.status(), status, "{what}: {}", answer.text());
+        assert_eq!(first.requests().len(), 1, "{what}");
+        assert_eq!(second.requests().len(), usize::from(moves), "{what}");
+        assert_eq!(retries(&proxy), f64::from(u8::from(moves)), "{what}");
+        proxy.await_rest();
+    }
+}
+
+fn f02_refused_connects_move_and_are_skipped_for_a_while(driver: Driver) {
+    let (refusing, second) = (Refusing::new(), Engine::named("second"));
+    let draft = Draft::with_standby(refusing.address(), second.address());
+    let proxy = Proxy::start(driver, &draft);
+    for _ in 0..20 {
+        assert_eq!(proxy.ask(chat(false)).text(), r#"{"engine":"second"}"#);
+    }
+    assert_eq!(second.requests().len(), 20);
+    let refused = [("outcome", "connect_refused")];
+    let tries = proxy
+        .metrics()
+        .sum("pointsman_proxy_attempts_total", &refused);
+    assert!(
+        (1.0..20.0).contains(&tries),
+        "{tries} of 20 requests tried the dead engine"
+    );
+
+    // Where nobody is left, that is said, and when to come back.
+    let alone = Proxy::start(driver, &Draft::single(refusing.address()));
+    for _ in 0..3 {
+        let answer = alone.ask(chat(false));
+        assert_error(&answer, 503, "engine_unreachable");
+        let seconds: u32 = answer
+            .header("retry-after")
+            .expect("when to return")
+            .parse()
+            .unwrap();
+        assert!((1..=10).contains(&seconds), "{seconds}");
+    }
+}
+
+fn f09_connections_that_die_idle_are_replaced_unseen(driver: Driver) {
+    // Promises to keep the connection, and ends it at once.
+    let engine = Engine::start(|conn| {
+        if conn.request().is_some() {
+            conn.respond(200, "{}");
+            conn.close();
+        }
+    });
+    let proxy = Proxy::start(driver, &Draft::single(engine.address()));
+    let mut client = proxy.connect();
+    for number in 0..300 {
+        client.send(chat(number % 2 == 0));
+        assert_eq!(client.response().status(), 200, "request {number}");
+    }
+    assert_eq!(engine.requests().len(), 300);
+    let success = [("outcome", "success")];
+    proxy.await_metric("pointsman_proxy_attempts_total", &success, 300.0);
+    proxy.await_metric("pointsman_proxy_attempts_total", &[], 300.0);
+    assert_eq!(retries(&proxy), 0.0);
+}
+
+fn f11_a_moved_request_is_counted_where_it_is(driver: Driver) {
+    let first = Engine::start(|conn| {
+        conn.request();
+        conn.reset();
+    });
+    let second = Engine::silent();
+    let draft = Draft::with_standby(first.address(), second.address());
+    let proxy = Proxy::start(driver, &draft);
+    let mut client = proxy.connect();
+    client.send(chat(true));
+    let in_flight = |engine| {
+        proxy
+            .metrics()
+            .sum("pointsman_proxy_engine_in_flight", &[("engine", engine)])
+    };
+    eventually_equals(SOON, "requests in flight", &(0.0, 1.0), || {
+        (in_flight("E1"), in_flight("E2"))
+    });
+    client.close();
+    proxy.await_rest();
+    assert_eq!(second.ended_by_peer(), 1);
+}
+
+fn a_connection_is_not_kept_longer_than_its_engine_says(driver: Driver) {
+    let engine = Engine::serving(|conn, _| {
+        conn.send("HTTP/1.1 200 OK\r\nKeep-Alive: timeout=1\r\nContent-Length: 2\r\n\r\n{}");
+    });
+    let more = "[timeouts]\nengine_idle_ms = 600000";
+    let proxy = Proxy::configured(driver, &Draft::single(engine.address()), more);
+    assert_eq!(proxy.ask(chat(false)).status(), 200);
+    eventually_equals(SOON, "connections that the proxy ended", &1, || {
+        engine.ended_by_peer()
+    });
+    assert_eq!(proxy.ask(chat(false)).status(), 200);
+    assert_eq!(engine.connections(), 2);
+}
+
+fn connections_are_reused_last_in_first_out(driver: Driver) {
+    let engine = Engine::named("only");
+    let proxy = Proxy::start(driver, &Draft::single(engine.address()));
+    let mut client = proxy.connect();
+    for number in 0..50 {
+        let fields = format!("X-Number: {number}\r\n");
+        client.send(post_with(CHAT, &fields, STREAMED));
+        assert_eq!(client.response().status(), 200);
+    }
+    assert_eq!(engine.connections(), 1);
+    proxy.await_metric("pointsman_proxy_connection_reuse_total", &[], 49.0);
+    proxy.await_metric("pointsman_proxy_engine_connections", &[], 1.0);
+    // Another client uses the same engine connection.
+    assert_eq!(proxy.ask(post(CHAT, STREAMED)).status(), 200);
+    assert_eq!(engine.count(|what| matches!(what, What::Accepted)), 1);
+}
