@@ -4,17 +4,21 @@
 //! what the outcome says to publish and confirms each success with [`TickState::confirm`]. What
 //! is not confirmed is not remembered, so a failed write is simply decided again next time.
 
+mod decide;
 mod inputs;
 mod state;
+mod world;
 
 pub use inputs::{DemandSample, EngineSample, Health, Inputs};
 pub use state::{Counters, TickState};
 
-use pointsman_shm::policy::Policy;
+use pointsman_shm::policy::{Mode, Policy};
 
-use crate::model::optimise::Status;
+use crate::model::compose::{Heading, Parts, compose};
+use crate::model::optimise::{Status, optimise};
 use crate::model::plan::Plan;
 use crate::model::topology::{FrontendId, Topology};
+use world::World;
 
 /// What one pass came to.
 #[derive(Clone, Debug)]
@@ -74,6 +78,76 @@ impl Reason {
 
 /// One pass over what was measured.
 pub fn tick(topology: &Topology, state: &mut TickState, inputs: &Inputs) -> TickOutcome {
-    let _ = (topology, state, inputs);
-    unreachable!()
+    state.counters.ticks += 1;
+    state.registry.assign(topology, inputs.now_ns);
+    let mut world = World::new(topology, state, inputs);
+    let problem = world.problem(topology, true);
+    let solution = match optimise(&problem) {
+        Ok(solution) => solution,
+        Err(status) => return failed(state, status, world.notes),
+    };
+    let plan = Plan::new(topology, &problem, &world.engines, &solution);
+    let observed = topology.classes.iter().any(|c| c.mode == Mode::Observe);
+    let advice = if observed { advice(topology, &mut world) } else { None };
+    let candidates = candidates(topology, state, inputs, &world, &plan);
+    let verdict = decide::verdict(topology, state, inputs, &problem, &solution, &candidates);
+    let candidates = topology.frontend_ids().zip(candidates).zip(verdict);
+    TickOutcome {
+        status: Status::Optimal,
+        plan: Some(plan),
+        advice,
+        candidates: candidates
+            .map(|((frontend, policy), publish)| Candidate { frontend, policy, publish })
+            .collect(),
+        notes: world.notes,
+    }
+}
+
+/// A pass without a new plan: the last policies stand.
+fn failed(state: &mut TickState, status: Status, notes: Vec<String>) -> TickOutcome {
+    state.counters.failures += 1;
+    if matches!(status, Status::Panicked { .. }) {
+        state.counters.panics += 1;
+    }
+    TickOutcome { status, plan: None, advice: None, candidates: Vec::new(), notes }
+}
+
+/// What the solver would do with the classes that the operator sets.
+fn advice(topology: &Topology, world: &mut World) -> Option<Plan> {
+    let problem = world.problem(topology, false);
+    match optimise(&problem) {
+        Ok(solution) => Some(Plan::new(topology, &problem, &world.engines, &solution)),
+        Err(status) => {
+            world.notes.push(format!("no advice on observed classes: {status}"));
+            None
+        }
+    }
+}
+
+fn candidates(
+    topology: &Topology,
+    state: &TickState,
+    inputs: &Inputs,
+    world: &World,
+    plan: &Plan,
+) -> Vec<Policy> {
+    let parts = Parts {
+        topology,
+        registry: &state.registry,
+        engines: &world.engines,
+        plan,
+        addresses: &world.addresses,
+    };
+    let one = |frontend: FrontendId| {
+        let standing = &state.standing[frontend.0];
+        let described = topology.frontends[frontend.0].hosts;
+        let heading = Heading {
+            version: standing.version + 1,
+            epoch: state.epoch,
+            unix_ms: inputs.unix_ms,
+            hosts: inputs.hosts.get(&frontend).copied().unwrap_or(described).max(1),
+        };
+        compose(&parts, frontend, heading, standing.policy.as_ref())
+    };
+    topology.frontend_ids().map(one).collect()
 }

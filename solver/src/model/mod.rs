@@ -4,8 +4,15 @@
 //! the same bytes. What may go wrong is told by types (`topology::TopologyError`,
 //! `optimise::Status`), never by a panic.
 
+pub mod capacity;
+pub mod compose;
+pub mod network;
 pub mod optimise;
 pub mod plan;
+pub mod problem;
+pub mod profile;
 pub mod registry;
+pub mod segments;
+pub mod slots;
 pub mod topology;
 pub mod units;

@@ -1,4 +1,21 @@
 //! The optimum of a problem, or a named reason why there is none.
+//!
+//! The linear program is exact where the requests of an engine are of one kind. Where they are
+//! not, what load adds to each depends on the mix that is being looked for: the potential then
+//! uses the mean delay per work of the last mix found, and the rest of each class's delay enters
+//! as a cost of the arc, for a few damped rounds; the round whose *true* cost is least wins. Every
+//! answer is verified against the true constraints before it is used.
+
+mod curve;
+mod lp;
+mod verify;
+
+use super::plan::Terms;
+use super::problem::Problem;
+use curve::Curve;
+
+/// Most rounds where engines serve unlike requests.
+const ROUNDS: usize = 3;
 
 /// How a solve ended.
 #[derive(Clone, Debug, PartialEq)]
@@ -45,4 +62,138 @@ impl Status {
             Self::ConstraintBroken { .. } => "constraint_broken",
         }
     }
+}
+
+impl std::fmt::Display for Status {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Optimal => f.write_str("optimal"),
+            Self::Refused { reason: text }
+            | Self::Panicked { message: text }
+            | Self::Failed { message: text }
+            | Self::NonFinite { what: text }
+            | Self::ConstraintBroken { what: text } => write!(f, "{}: {text}", self.name()),
+        }
+    }
+}
+
+/// A verified answer.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Solution {
+    /// By source: share of its demand for each arc.
+    pub shares: Vec<Vec<f64>>,
+    /// By source: share of its demand refused, by priority, highest first.
+    pub shed: Vec<Vec<f64>>,
+    /// By engine: load over hard capacity, with true work; 0 for an engine without either.
+    pub utilisation: Vec<f64>,
+    /// Its true cost, milliseconds per second.
+    pub terms: Terms,
+    /// Factor on every shed cost that kept shedding the last resort.
+    pub shed_factor: f64,
+    /// Programs solved.
+    pub rounds: usize,
+}
+
+/// Solves a problem.
+///
+/// # Errors
+///
+/// Any status but [`Status::Optimal`].
+pub fn optimise(problem: &Problem) -> Result<Solution, Status> {
+    refuse_bad_numbers(problem)?;
+    let mut mix = spread(problem);
+    let first = Curve::all(problem, &mix, &mix);
+    let rounds = if first.iter().all(|c| c.uniform) { 1 } else { ROUNDS };
+    let mut best: Option<Solution> = None;
+    let mut curves = first;
+    for round in 1..=rounds {
+        let answer = lp::solve(problem, &curves)?;
+        let mut solution = verify::verify(problem, answer)?;
+        solution.rounds = round;
+        for (mix, found) in mix.iter_mut().zip(&solution.shares) {
+            let half = if round == 1 { 0.0 } else { 0.5 };
+            mix.iter_mut().zip(found).for_each(|(m, f)| *m = half * *m + (1.0 - half) * f);
+        }
+        if best.as_ref().is_none_or(|b| solution.terms.total() < b.terms.total()) {
+            best = Some(solution);
+        }
+        curves = Curve::all(problem, &mix, &spread(problem));
+    }
+    let mut best = best.expect("at least one round");
+    best.rounds = rounds;
+    Ok(best)
+}
+
+/// The true cost of shares that were not solved for, such as those of the weights that stand.
+#[must_use]
+pub fn evaluate(
+    problem: &Problem,
+    shares: &[Vec<f64>],
+    shed: &[Vec<f64>],
+    shed_factor: f64,
+) -> (Terms, Vec<f64>) {
+    verify::evaluate(problem, shares, shed, shed_factor)
+}
+
+/// Shares before any are known: by the capacity of open arcs.
+fn spread(problem: &Problem) -> Vec<Vec<f64>> {
+    let one = |source: &super::problem::Source| {
+        let of = |a: &super::problem::Arc| {
+            if a.open { problem.engines[a.engine.0].capacity / a.seconds } else { 0.0 }
+        };
+        let total: f64 = source.arcs.iter().map(of).sum();
+        source.arcs.iter().map(|a| if total > 0.0 { of(a) / total } else { 0.0 }).collect()
+    };
+    problem.sources.iter().map(one).collect()
+}
+
+/// Names the first number that is not finite or out of range.
+fn refuse_bad_numbers(problem: &Problem) -> Result<(), Status> {
+    let refuse = |reason: String| Err(Status::Refused { reason });
+    let bad = |v: f64, least: f64| !v.is_finite() || v < least;
+    for (i, engine) in problem.engines.iter().enumerate() {
+        for (name, value) in [
+            ("capacity", engine.capacity),
+            ("headroom", engine.headroom),
+            ("over_safe_ms", engine.over_safe_ms),
+        ] {
+            if bad(value, 0.0) {
+                return refuse(format!("engine {i}: {name} = {value}"));
+            }
+        }
+    }
+    for (p, profile) in problem.profiles.iter().enumerate() {
+        let values = profile.points.iter().flat_map(|x| [x.utilisation, x.ttft_ms, x.tbot_ms]);
+        if let Some(value) = values.into_iter().find(|v| bad(*v, 0.0)) {
+            return refuse(format!("profile {p} {:?}: {value}", profile.name));
+        }
+    }
+    for source in &problem.sources {
+        let at = format!("frontend {}, class {}", source.frontend.0, source.class.0);
+        let numbers = [("planned_rps", source.planned_rps), ("movement_ms", source.movement_ms)];
+        let demand = source.demand_rps.iter().map(|d| ("demand_rps", *d));
+        let shed = source.shed_ms.iter().map(|d| ("shed_ms", *d));
+        let previous = source.previous.iter().flatten().map(|w| ("previous weight", *w));
+        let fixed = source.fixed.iter().flatten().map(|w| ("static weight", *w));
+        for (name, value) in numbers.into_iter().chain(demand).chain(shed).chain(previous).chain(fixed)
+        {
+            if bad(value, 0.0) {
+                return refuse(format!("{at}: {name} = {value}"));
+            }
+        }
+        for arc in &source.arcs {
+            let e = arc.engine.0;
+            for (name, value) in [
+                ("network_ms", arc.network_ms),
+                ("service_ms", arc.service_ms),
+                ("output_tokens", arc.output_tokens),
+                ("seconds", arc.seconds),
+            ] {
+                if bad(value, 0.0) || (name == "seconds" && value == 0.0) {
+                    return refuse(format!("{at}, engine {e}: {name} = {value}"));
+                }
+            }
+        }
+    }
+    Ok(())
 }

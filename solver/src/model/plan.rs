@@ -1,6 +1,8 @@
 //! What the optimum means in the operator's units.
 
-use super::topology::{ClassId, EngineId, FrontendId};
+use super::optimise::Solution;
+use super::problem::{EngineNow, Problem, Source};
+use super::topology::{ClassId, EngineId, FrontendId, Topology};
 
 /// The plan of one pass.
 #[derive(Clone, Debug, PartialEq)]
@@ -11,6 +13,98 @@ pub struct Plan {
     pub sources: Vec<SourcePlan>,
     /// Every engine in file order.
     pub engines: Vec<EnginePlan>,
+    /// Factor on every shed cost that kept shedding the last resort.
+    pub shed_factor: f64,
+    /// Programs solved to find it.
+    pub rounds: usize,
+}
+
+impl Plan {
+    /// What a solution means.
+    #[must_use]
+    pub fn new(
+        topology: &Topology,
+        problem: &Problem,
+        engines: &[EngineNow],
+        solution: &Solution,
+    ) -> Self {
+        let source = |(s, source)| source_plan(problem, solution, s, source);
+        let engine = |id: EngineId| {
+            let now = &engines[id.0];
+            let described = topology.engines[id.0].capacity.rps.value();
+            let capacity_rps = described * problem.engines[id.0].capacity;
+            let load = solution.utilisation[id.0];
+            EnginePlan {
+                engine: id,
+                load_rps: if capacity_rps > 0.0 { load * capacity_rps } else { 0.0 },
+                capacity_rps,
+                utilisation: load,
+                planned_factor: now.planned_factor,
+            }
+        };
+        Self {
+            terms: solution.terms,
+            sources: problem.sources.iter().enumerate().map(source).collect(),
+            engines: topology.engine_ids().map(engine).collect(),
+            shed_factor: solution.shed_factor,
+            rounds: solution.rounds,
+        }
+    }
+}
+
+fn source_plan(problem: &Problem, solution: &Solution, s: usize, source: &Source) -> SourcePlan {
+    let demand = source.demand();
+    let shares = &solution.shares[s];
+    let weights = weights(source, shares);
+    let arcs = source.arcs.iter().zip(&weights).zip(shares).map(|((arc, weight), share)| {
+        let load = solution.utilisation[arc.engine.0];
+        let profile = &problem.profiles[arc.profile.0];
+        ArcPlan {
+            engine: arc.engine,
+            open: arc.open,
+            weight: *weight,
+            rate_rps: demand * share,
+            seconds: arc.seconds,
+            network_ms: arc.network_ms,
+            service_ms: arc.service_ms,
+            congestion_ms: problem.delay_ms(arc, load),
+            idle_ttft_ms: profile.at(0.0).0,
+            planned_ttft_ms: profile.at(load).0,
+        }
+    });
+    SourcePlan {
+        frontend: source.frontend,
+        class: source.class,
+        demand_rps: source.demand_rps.clone(),
+        shed_rps: solution.shed[s].iter().map(|share| demand * share).collect(),
+        served: source.fixed.is_some() || source.has_open_arc(),
+        arcs: arcs.collect(),
+    }
+}
+
+/// Shares of what is routed. Where nothing is, the weights that stand, or else the nearest
+/// engine: a class must have weights when its requests are admitted again.
+fn weights(source: &Source, shares: &[f64]) -> Vec<f64> {
+    if let Some(fixed) = &source.fixed {
+        return fixed.clone();
+    }
+    let scaled = |values: &[f64]| {
+        let usable = |(arc, v): (&super::problem::Arc, &f64)| if arc.open { *v } else { 0.0 };
+        let values: Vec<f64> = source.arcs.iter().zip(values).map(usable).collect();
+        let sum: f64 = values.iter().sum();
+        (sum > 1e-9).then(|| values.iter().map(|v| v / sum).collect::<Vec<f64>>())
+    };
+    let stands = || source.previous.as_deref().and_then(scaled);
+    if let Some(weights) = scaled(shares).or_else(stands) {
+        return weights;
+    }
+    let mut weights = vec![0.0; source.arcs.len()];
+    let open = source.arcs.iter().enumerate().filter(|(_, arc)| arc.open);
+    let way = |arc: &super::problem::Arc| arc.network_ms + arc.service_ms;
+    if let Some((nearest, _)) = open.min_by(|(_, a), (_, b)| way(a).total_cmp(&way(b))) {
+        weights[nearest] = 1.0;
+    }
+    weights
 }
 
 /// Milliseconds per second, term by term.
@@ -47,6 +141,9 @@ pub struct SourcePlan {
     pub demand_rps: Vec<f64>,
     /// Refused by priority, requests per second.
     pub shed_rps: Vec<f64>,
+    /// Whether any engine can take it now. Where none can, all demand counts as refused here,
+    /// but no admitted rate is set: proxies name the cause themselves.
+    pub served: bool,
     /// Every eligible engine, in the order of the class's `eligible`.
     pub arcs: Vec<ArcPlan>,
 }
@@ -56,10 +153,14 @@ pub struct SourcePlan {
 pub struct ArcPlan {
     /// The engine.
     pub engine: EngineId,
+    /// Whether the engine can be used now.
+    pub open: bool,
     /// Share of the requests that are not shed.
     pub weight: f64,
     /// Requests per second.
     pub rate_rps: f64,
+    /// Engine-seconds of one request.
+    pub seconds: f64,
     /// Network time of one request, milliseconds.
     pub network_ms: f64,
     /// Latency at idle of one request, milliseconds.

@@ -13,7 +13,10 @@ use pointsman_shm::policy::{Endpoints, FeatureMatch, Mode, Protocol};
 
 use super::units::{NonNegative, Positive, Share};
 
-mod parse;
+pub(super) mod locate;
+pub(super) mod parse;
+pub(super) mod raw;
+mod routes;
 
 /// Position of a frontend in [`Topology::frontends`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -105,6 +108,8 @@ pub struct Settings {
     pub bytes_per_token: NonNegative,
     /// Assumed rate of prefill over rate of decode where a capacity is only `rps` at a mix.
     pub prefill_decode_ratio: Positive,
+    /// Whether token counts seen in traffic replace those of routes.
+    pub token_mix: TokenMix,
     /// Wall-clock limit of one solve, milliseconds.
     pub solve_limit_ms: u64,
     /// Folder of region files; `None` lets the contract choose.
@@ -122,6 +127,15 @@ pub enum DemandSource {
     Signals,
     /// `[[demand]]`.
     Configured,
+}
+
+/// Where the tokens of a class's mean request come from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TokenMix {
+    /// The routes.
+    Configured,
+    /// Signal pages, where they have them.
+    Measured,
 }
 
 /// One priority.

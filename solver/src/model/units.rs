@@ -19,12 +19,18 @@ pub struct Positive(f64);
 #[derive(Clone, Copy, Debug, Default, PartialEq, PartialOrd)]
 pub struct Share(f64);
 
+/// What the checked types share, for readers of configuration.
+pub trait Number: Sized {
+    /// What a value must be, for error texts.
+    const ALLOWED: &'static str;
+
+    /// The number, if it is one that this type may hold.
+    fn checked(value: f64) -> Option<Self>;
+}
+
 macro_rules! checked {
     ($name:ident, $allowed:literal, $ok:expr) => {
         impl $name {
-            /// What a value must be, for error texts.
-            pub const ALLOWED: &'static str = $allowed;
-
             /// The number, if it is one that this type may hold. Negative zero becomes zero.
             #[must_use]
             pub fn new(value: f64) -> Option<Self> {
@@ -39,17 +45,11 @@ macro_rules! checked {
             }
         }
 
-        impl TryFrom<f64> for $name {
-            type Error = f64;
+        impl Number for $name {
+            const ALLOWED: &'static str = $allowed;
 
-            fn try_from(value: f64) -> Result<Self, f64> {
-                Self::new(value).ok_or(value)
-            }
-        }
-
-        impl From<$name> for f64 {
-            fn from(number: $name) -> f64 {
-                number.0
+            fn checked(value: f64) -> Option<Self> {
+                Self::new(value)
             }
         }
     };

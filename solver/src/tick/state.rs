@@ -53,8 +53,8 @@ impl TickState {
     }
 
     /// A state after a restart: numbers, weights and tables continue from what stands published,
-    /// so that the restart alone moves nothing. Policies of unknown frontends lend their numbers
-    /// only.
+    /// so that the restart alone moves nothing. Ages count anew. Policies of unknown frontends
+    /// lend their numbers only.
     #[must_use]
     pub fn restore(
         topology: &Topology,
@@ -70,6 +70,7 @@ impl TickState {
             if let Some(id) = id {
                 state.epoch = state.epoch.max(policy.epoch);
                 state.standing[id].version = policy.version;
+                state.standing[id].published_ns = Some(now_ns);
                 state.standing[id].policy = Some(policy);
             }
         }

@@ -1,0 +1,359 @@
+//! From a plan to one frontend's policy.
+//!
+//! The numbers are the registry's, the weights the plan's; tables are adjusted from those that
+//! stand. What the plan leaves open is settled here: allowances by Little's law, standby lists by
+//! spare capacity and distance, admitted rates by what is shed.
+
+use std::net::SocketAddr;
+
+use pointsman_shm::id::{EngineSlot, MAX_STANDBY, stable_hash};
+use pointsman_shm::policy::{
+    Class, Eligible, Engine, PlannedState, Policy, ProfilePoint, Protocol, Route, Standby,
+};
+
+use super::network::network_ms;
+use super::plan::{ArcPlan, Plan, SourcePlan};
+use super::problem::EngineNow;
+use super::registry::Registry;
+use super::slots;
+use super::topology::{ClassId, EngineId, FrontendId, Profile, Topology};
+
+/// Part of an engine's capacity that counts as spare however full it is, so that an allowance or
+/// a standby weight is never nothing.
+const LEAST_SPARE: f64 = 0.05;
+/// Standard deviations of a Poisson count by which an allowance exceeds its mean.
+const ALLOWANCE_SIGMA: f64 = 3.0;
+/// Largest allowance.
+const MOST_ALLOWANCE: f64 = 1e6;
+
+/// What a frontend's policy is made of.
+#[derive(Clone, Copy, Debug)]
+pub struct Parts<'a> {
+    /// The fleet.
+    pub topology: &'a Topology,
+    /// Stable numbers.
+    pub registry: &'a Registry,
+    /// What engines are now.
+    pub engines: &'a [EngineNow],
+    /// The plan.
+    pub plan: &'a Plan,
+    /// Addresses by frontend then engine; empty where an engine cannot be reached.
+    pub addresses: &'a [Vec<SocketAddr>],
+}
+
+/// What the caller decides about a policy.
+#[derive(Clone, Copy, Debug)]
+pub struct Heading {
+    /// Its version.
+    pub version: u64,
+    /// Its epoch.
+    pub epoch: u64,
+    /// When it was made, milliseconds since the Unix epoch.
+    pub unix_ms: u64,
+    /// Live proxy hosts.
+    pub hosts: u32,
+}
+
+/// One frontend's policy.
+#[must_use]
+pub fn compose(
+    parts: &Parts<'_>,
+    frontend: FrontendId,
+    heading: Heading,
+    standing: Option<&Policy>,
+) -> Policy {
+    let topology = parts.topology;
+    let sources = sources(parts, frontend);
+    let mut classes: Vec<(ClassId, Class)> = Vec::new();
+    for source in sources {
+        if let Some(class) = class(parts, source, standing) {
+            classes.push((source.class, class));
+        }
+    }
+    classes.sort_by_key(|(_, class)| class.slot);
+    let mut engines: Vec<Engine> = Vec::new();
+    for id in topology.engine_ids() {
+        let used = sources.iter().any(|s| s.arcs.iter().any(|a| a.engine == id));
+        if used && let Some(engine) = engine(parts, frontend, id, heading.hosts) {
+            engines.push(engine);
+        }
+    }
+    engines.sort_by_key(|engine| engine.slot);
+    Policy {
+        version: heading.version,
+        epoch: heading.epoch,
+        frontend: topology.frontends[frontend.0].name.clone(),
+        created_unix_ms: heading.unix_ms,
+        hosts: heading.hosts,
+        priorities: topology.priorities.iter().map(|p| p.name.clone()).collect(),
+        engines,
+        routes: routes(topology, &classes),
+        classes: classes.into_iter().map(|(_, class)| class).collect(),
+    }
+}
+
+fn sources<'a>(parts: &Parts<'a>, frontend: FrontendId) -> &'a [SourcePlan] {
+    let classes = parts.topology.classes.len();
+    &parts.plan.sources[frontend.0 * classes..(frontend.0 + 1) * classes]
+}
+
+fn reachable(parts: &Parts<'_>, frontend: FrontendId, engine: EngineId) -> bool {
+    !parts.addresses[frontend.0 * parts.topology.engines.len() + engine.0].is_empty()
+}
+
+fn routes(topology: &Topology, classes: &[(ClassId, Class)]) -> Vec<Route> {
+    let one = |route: &super::topology::Route| {
+        let class = classes.iter().position(|(id, _)| *id == route.class)?;
+        Some(Route {
+            name: route.name.clone(),
+            model: route.model.clone(),
+            adapter: route.adapter.clone(),
+            class: u16::try_from(class).ok()?,
+            endpoints: route.endpoints,
+            features: route.features,
+            body_bytes_min: route.body_bytes_min,
+            body_bytes_max: route.body_bytes_max,
+            headers: route.headers.clone(),
+            default_priority: route.default_priority,
+            listed: route.listed,
+        })
+    };
+    topology.routes.iter().filter_map(one).collect()
+}
+
+fn class(parts: &Parts<'_>, source: &SourcePlan, standing: Option<&Policy>) -> Option<Class> {
+    let topology = parts.topology;
+    let class = &topology.classes[source.class.0];
+    let (slot, generation) = parts.registry.class(&class.name)?;
+    let mut eligible: Vec<Eligible> = Vec::new();
+    for arc in &source.arcs {
+        if reachable(parts, source.frontend, arc.engine) {
+            eligible.push(pair(parts, &class.name, arc)?);
+        }
+    }
+    eligible.sort_by_key(|e| e.engine);
+    let sum: f64 = eligible.iter().map(|e| e.weight).sum();
+    if sum > 0.0 && (sum - 1.0).abs() > 1e-9 {
+        // An engine without an address took its weight with it.
+        eligible.iter_mut().for_each(|e| e.weight /= sum);
+    }
+    let admitted = |(demand, shed): (&f64, &f64)| match source.served && *shed > 0.0 {
+        true => (demand - shed).max(0.0),
+        false => f64::INFINITY,
+    };
+    Some(Class {
+        slot,
+        generation,
+        name: class.name.clone(),
+        mode: class.mode,
+        demand_rps: source.demand_rps.iter().sum(),
+        table: table(parts, source, &eligible, standing),
+        standby: standby(parts, source),
+        admitted_rps: source.demand_rps.iter().zip(&source.shed_rps).map(admitted).collect(),
+        eligible,
+    })
+}
+
+fn pair(parts: &Parts<'_>, class: &str, arc: &ArcPlan) -> Option<Eligible> {
+    let engine = &parts.topology.engines[arc.engine.0];
+    let (slot, _) = parts.registry.engine(&engine.name)?;
+    let (pair, pair_generation) = parts.registry.pair(class, &engine.name)?;
+    Some(Eligible {
+        engine: slot,
+        pair,
+        pair_generation,
+        weight: arc.weight,
+        work: arc.seconds * speed(parts.topology, arc.engine),
+        kv_token_seconds: 0.0,
+        idle_ttft_ms: arc.idle_ttft_ms,
+        planned_ttft_ms: arc.planned_ttft_ms,
+    })
+}
+
+/// Engine-seconds of the reference engine (the first of the file) that one of this engine's is
+/// worth, at the reference engine's stated mix.
+fn speed(topology: &Topology, engine: EngineId) -> f64 {
+    let reference = &topology.engines[0].capacity;
+    let own = reference.mix.engine_seconds(&topology.engines[engine.0].capacity);
+    reference.mix.engine_seconds(reference) / own
+}
+
+/// The slot table: the standing one adjusted, or a first one from weights shared by frontends.
+fn table(
+    parts: &Parts<'_>,
+    source: &SourcePlan,
+    eligible: &[Eligible],
+    standing: Option<&Policy>,
+) -> Vec<EngineSlot> {
+    if eligible.iter().all(|e| e.weight <= 0.0) {
+        return Vec::new();
+    }
+    let topology = parts.topology;
+    let size = 1_usize << topology.settings.table_bits;
+    let before = standing.and_then(|p| standing_table(p, &topology.classes[source.class.0].name));
+    // Every engine in question, by name: those of now and those of the standing table.
+    let mut names: Vec<&str> = Vec::new();
+    names.extend(source.arcs.iter().map(|a| topology.engines[a.engine.0].name.as_str()));
+    names.extend(before.iter().flatten().copied());
+    names.sort_unstable();
+    names.dedup();
+    let find = |name: &str| names.binary_search(&name).expect("the name was put in");
+    let hashes: Vec<u64> = names.iter().map(|n| stable_hash(n.as_bytes())).collect();
+    let mut weights = vec![0.0; names.len()];
+    let mut numbers: Vec<Option<EngineSlot>> = vec![None; names.len()];
+    for arc in &source.arcs {
+        let name = topology.engines[arc.engine.0].name.as_str();
+        let number = parts.registry.engine(name).map(|(slot, _)| slot);
+        if let Some(e) = eligible.iter().find(|e| Some(e.engine) == number) {
+            weights[find(name)] = e.weight;
+            numbers[find(name)] = number;
+        }
+    }
+    let base = match before {
+        Some(before) => {
+            let table: Vec<usize> = before.iter().map(|name| find(name)).collect();
+            slots::resize(&table, size)
+        }
+        None => {
+            let shared: Vec<f64> = names.iter().map(|n| shared_weight(parts, source, n)).collect();
+            slots::first(&hashes, &shared, size)
+        }
+    };
+    let quotas = slots::quotas(&weights, size, &slots::counts(&base, names.len()));
+    let table = slots::adjust(&base, &hashes, &weights, &quotas);
+    table.into_iter().map(|e| numbers[e].expect("only engines with weight have slots")).collect()
+}
+
+/// Names of the engines in the standing table of a class, by slot.
+fn standing_table<'a>(policy: &'a Policy, class: &str) -> Option<Vec<&'a str>> {
+    let class = policy.classes.iter().find(|c| c.name == class && !c.table.is_empty())?;
+    let name = |slot: &EngineSlot| {
+        let at = policy.engines.binary_search_by_key(slot, |e| e.slot).ok()?;
+        Some(policy.engines[at].id.as_str())
+    };
+    class.table.iter().map(name).collect()
+}
+
+/// Mean weight of an engine over the frontends, weighted alike.
+fn shared_weight(parts: &Parts<'_>, source: &SourcePlan, name: &str) -> f64 {
+    let same = parts.plan.sources.iter().filter(|s| s.class == source.class);
+    let weight = |s: &SourcePlan| {
+        let arc = s.arcs.iter().find(|a| parts.topology.engines[a.engine.0].name == name);
+        arc.map_or(0.0, |a| a.weight)
+    };
+    same.map(weight).sum::<f64>() / parts.topology.frontends.len() as f64
+}
+
+/// Where a request goes when the table refuses it: engines by what they could still take,
+/// discounted by the square of how much longer they take than the quickest.
+fn standby(parts: &Parts<'_>, source: &SourcePlan) -> Vec<Standby> {
+    let usable = |arc: &&ArcPlan| {
+        let state = parts.engines[arc.engine.0].state;
+        let takes = matches!(state, PlannedState::Active | PlannedState::StandbyOnly);
+        takes && reachable(parts, source.frontend, arc.engine)
+    };
+    let delay = |arc: &ArcPlan| (arc.network_ms + arc.planned_ttft_ms).max(1.0);
+    let arcs: Vec<&ArcPlan> = source.arcs.iter().filter(usable).collect();
+    let quickest = arcs.iter().map(|a| delay(a)).fold(f64::INFINITY, f64::min);
+    let weight = |arc: &&ArcPlan| {
+        let name = &parts.topology.engines[arc.engine.0].name;
+        let slot = parts.registry.engine(name)?.0;
+        let requests = spare(parts, arc.engine) / arc.seconds;
+        let weight = requests * (quickest / delay(arc)).powi(2);
+        (weight.is_finite() && weight > 0.0).then_some((weight, slot))
+    };
+    let mut list: Vec<(f64, EngineSlot)> = arcs.iter().filter_map(weight).collect();
+    list.sort_by(|a, b| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1)));
+    list.truncate(MAX_STANDBY);
+    list.into_iter().map(|(weight, engine)| Standby { engine, weight }).collect()
+}
+
+/// Engine-seconds per second that an engine could still take.
+fn spare(parts: &Parts<'_>, engine: EngineId) -> f64 {
+    let now = &parts.engines[engine.0];
+    let headroom = parts.topology.settings.headroom.value();
+    let left = headroom - parts.plan.engines[engine.0].utilisation;
+    left.max(LEAST_SPARE) * now.ready_share.max(LEAST_SPARE) * now.planned_factor
+}
+
+fn engine(parts: &Parts<'_>, frontend: FrontendId, id: EngineId, hosts: u32) -> Option<Engine> {
+    let topology = parts.topology;
+    let described = &topology.engines[id.0];
+    let now = &parts.engines[id.0];
+    let (slot, generation) = parts.registry.engine(&described.name)?;
+    let addresses = &parts.addresses[frontend.0 * topology.engines.len() + id.0];
+    if addresses.is_empty() {
+        return None;
+    }
+    let host_port = topology.address(frontend, id).unwrap_or_default();
+    let host = host_port.rsplit_once(':').map_or(host_port, |(host, _)| host);
+    let tls = matches!(described.protocol, Protocol::Http1Tls | Protocol::Http2Tls);
+    let name = described.server_name.as_deref().unwrap_or(host);
+    let profile = profile(topology, id);
+    let hard = speed(topology, id) * now.ready_share * now.planned_factor;
+    Some(Engine {
+        slot,
+        generation,
+        id: described.name.clone(),
+        kind: described.kind.clone(),
+        region: described.region.clone(),
+        addresses: addresses.clone(),
+        protocol: described.protocol,
+        authority: described.authority.clone().unwrap_or_else(|| host_port.to_owned()),
+        sni: if tls { name.trim_matches(['[', ']']).to_owned() } else { String::new() },
+        credential: described.credential.clone(),
+        health_path: described.health_path.clone(),
+        state: now.state,
+        ready_replicas: now.ready_replicas,
+        allowance: allowance(parts, frontend, id, hosts),
+        planned_factor: now.planned_factor,
+        planned_utilisation: parts.plan.engines[id.0].utilisation,
+        hard_capacity: hard,
+        safe_capacity: hard * topology.settings.headroom.value(),
+        network_ms: network_ms(
+            topology.rtt_ms(frontend, id).unwrap_or(0.0),
+            0.0,
+            topology.settings.handshake_share.value(),
+            described.protocol,
+        ),
+        idle_timeout_ms: described.idle_timeout_ms,
+        max_connections: described.max_connections,
+        max_streams: described.max_streams,
+        profile: profile.points.iter().map(point).collect(),
+        profile_assumed: profile.assumed,
+    })
+}
+
+fn point(point: &super::topology::Point) -> ProfilePoint {
+    let super::topology::Point { utilisation, ttft_ms, tbot_ms } = *point;
+    ProfilePoint { utilisation, ttft_ms, tbot_ms }
+}
+
+/// The engine's curve for the first class it serves.
+fn profile(topology: &Topology, id: EngineId) -> &Profile {
+    let pairs = topology.classes.iter().flat_map(|c| &c.eligible);
+    let first = pairs.into_iter().find(|p| p.engine == id);
+    &topology.profiles[first.map_or(0, |p| p.profile.0)]
+}
+
+/// Requests one host may have in flight at an engine: what the plan sends there, and its part of
+/// what the engine could take beside as a standby, by Little's law; times a burst, with room for
+/// chance. 0 where no request may go.
+fn allowance(parts: &Parts<'_>, frontend: FrontendId, id: EngineId, hosts: u32) -> u32 {
+    if matches!(parts.engines[id.0].state, PlannedState::Draining | PlannedState::Out) {
+        return 0;
+    }
+    let (mut planned, mut standby) = (0.0, 0.0_f64);
+    for source in sources(parts, frontend) {
+        for arc in source.arcs.iter().filter(|a| a.engine == id) {
+            let seconds = (arc.network_ms + arc.service_ms + arc.congestion_ms) / 1e3;
+            planned += arc.rate_rps * seconds;
+            standby = standby.max(spare(parts, id) / arc.seconds * seconds);
+        }
+    }
+    let mean = planned + standby / parts.topology.frontends.len() as f64;
+    let burst = parts.topology.settings.allowance_burst.value();
+    let one_host = mean * burst / f64::from(hosts.max(1));
+    let allowed = (one_host + ALLOWANCE_SIGMA * one_host.sqrt()).ceil();
+    allowed.clamp(1.0, MOST_ALLOWANCE) as u32
+}

@@ -1,0 +1,148 @@
+//! The true cost and the true constraints, apart from how the answer was found.
+
+use super::curve::over_safe_ms;
+use super::lp::{Answer, shed_pieces};
+use super::{Solution, Status};
+use crate::model::plan::Terms;
+use crate::model::problem::{Problem, Source};
+
+/// What rounding may leave: in shares, and in parts of an engine.
+const TOLERANCE: f64 = 1e-6;
+/// Weights that were not solved for may overload an engine; beyond this it is all the same.
+const MOST_OVER: f64 = 10.0;
+/// Shares below this are nothing.
+const NOTHING: f64 = 1e-9;
+
+/// Cleans an answer of rounding and checks it.
+pub(super) fn verify(problem: &Problem, answer: Answer) -> Result<Solution, Status> {
+    let Answer { mut shares, mut shed, shed_factor } = answer;
+    for (s, source) in problem.sources.iter().enumerate() {
+        if let Some(fixed) = &source.fixed {
+            shares[s].clone_from(fixed);
+        } else if source.has_open_arc() {
+            clean(source, &mut shares[s], &mut shed[s])?;
+        } else {
+            // Nobody can serve it: all of it is refused, whatever its priority.
+            let demand = source.demand().max(f64::MIN_POSITIVE);
+            let all = source.demand_rps.iter().map(|rps| rps / demand);
+            shed[s].iter_mut().zip(all).for_each(|(u, share)| *u = share);
+        }
+    }
+    let planned = utilisation(problem, &shares, |s| s.planned_rps);
+    for (e, engine) in problem.engines.iter().enumerate() {
+        let fixed = problem.sources.iter().any(|s| s.fixed.is_some());
+        if engine.capacity > 0.0 && planned[e] > 1.0 + TOLERANCE && !fixed {
+            let what = format!("engine {e}: utilisation {} is above 1", planned[e]);
+            return Err(Status::ConstraintBroken { what });
+        }
+    }
+    let (terms, utilisation) = cost(problem, &shares, &shed, shed_factor);
+    if !terms.total().is_finite() {
+        return Err(Status::NonFinite { what: format!("objective {terms:?}") });
+    }
+    Ok(Solution { shares, shed, utilisation, terms, shed_factor, rounds: 1 })
+}
+
+/// The true cost and the true utilisation of shares.
+pub(super) fn evaluate(
+    problem: &Problem,
+    shares: &[Vec<f64>],
+    shed: &[Vec<f64>],
+    shed_factor: f64,
+) -> (Terms, Vec<f64>) {
+    cost(problem, shares, shed, shed_factor)
+}
+
+fn clean(source: &Source, shares: &mut [f64], shed: &mut [f64]) -> Result<(), Status> {
+    let at = || format!("frontend {}, class {}", source.frontend.0, source.class.0);
+    for (name, values) in [("share", &mut *shares), ("shed share", &mut *shed)] {
+        for value in values.iter_mut() {
+            if !value.is_finite() {
+                return Err(Status::NonFinite { what: format!("{}: {name} {value}", at()) });
+            }
+            if *value < -TOLERANCE || *value > 1.0 + TOLERANCE {
+                let what = format!("{}: {name} {value} is not from 0 to 1", at());
+                return Err(Status::ConstraintBroken { what });
+            }
+            *value = if *value < NOTHING { 0.0 } else { value.min(1.0) };
+        }
+    }
+    let refused: f64 = shed.iter().sum();
+    let routed: f64 = shares.iter().sum();
+    if (refused + routed - 1.0).abs() > TOLERANCE {
+        let what = format!("{}: routed {routed} and refused {refused} are not all", at());
+        return Err(Status::ConstraintBroken { what });
+    }
+    if routed > 0.0 {
+        let target = (1.0 - refused).max(0.0);
+        if routed != target {
+            shares.iter_mut().for_each(|x| *x *= target / routed);
+        }
+    }
+    Ok(())
+}
+
+/// By engine: load over hard capacity, at most [`MOST_OVER`], for a rate of each source.
+fn utilisation(problem: &Problem, shares: &[Vec<f64>], rate: fn(&Source) -> f64) -> Vec<f64> {
+    let mut load = vec![0.0; problem.engines.len()];
+    for (source, shares) in problem.sources.iter().zip(shares) {
+        for (arc, share) in source.arcs.iter().zip(shares) {
+            load[arc.engine.0] += rate(source) * share * arc.seconds;
+        }
+    }
+    let over = |(load, engine): (&f64, &crate::model::problem::EngineSide)| {
+        match (*load > 0.0, engine.capacity > 0.0) {
+            (false, _) => 0.0,
+            (true, true) => (load / engine.capacity).min(MOST_OVER),
+            (true, false) => MOST_OVER,
+        }
+    };
+    load.iter().zip(&problem.engines).map(over).collect()
+}
+
+fn cost(
+    problem: &Problem,
+    shares: &[Vec<f64>],
+    shed: &[Vec<f64>],
+    shed_factor: f64,
+) -> (Terms, Vec<f64>) {
+    let utilisation = utilisation(problem, shares, Source::demand);
+    let mut terms = Terms::default();
+    for ((source, shares), shed) in problem.sources.iter().zip(shares).zip(shed) {
+        let demand = source.demand();
+        for (i, (arc, share)) in source.arcs.iter().zip(shares).enumerate() {
+            let rps = demand * share;
+            if rps > 0.0 {
+                terms.network += rps * arc.network_ms;
+                terms.service += rps * arc.service_ms;
+                terms.congestion += rps * problem.delay_ms(arc, utilisation[arc.engine.0]);
+            }
+            if let (Some(previous), None) = (&source.previous, &source.fixed) {
+                terms.movement += source.movement_ms / 2.0 * demand * (share - previous[i]).abs();
+            }
+        }
+        for (p, share) in shed.iter().enumerate() {
+            let all = source.demand_rps.get(p).copied().unwrap_or(0.0);
+            terms.shed += shed_cost(demand * share, all, source.shed_ms[p] * shed_factor);
+        }
+    }
+    for (e, utilisation) in utilisation.iter().enumerate() {
+        if problem.engines[e].capacity > 0.0 {
+            terms.congestion += over_safe_ms(problem, e, *utilisation);
+        }
+    }
+    (terms, utilisation)
+}
+
+/// Cost of refusing `rps` of `all`, cheapest pieces first.
+fn shed_cost(rps: f64, all: f64, shed_ms: f64) -> f64 {
+    let count = shed_pieces(shed_ms).count() as f64;
+    let mut left = rps;
+    let mut cost = 0.0;
+    for price in shed_pieces(shed_ms) {
+        let part = left.min(all / count);
+        cost += part * price;
+        left -= part;
+    }
+    cost
+}

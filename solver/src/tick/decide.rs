@@ -1,0 +1,149 @@
+//! Whether a policy is worth publishing.
+//!
+//! Policies of different frontends share engines, and a mix of new and old weights was planned by
+//! nobody: what makes one frontend's weights move makes all that differ move with it.
+
+use pointsman_shm::policy::Policy;
+
+use super::inputs::Inputs;
+use super::state::TickState;
+use super::world::standing_weights;
+use super::Reason;
+use crate::model::optimise::{Solution, evaluate};
+use crate::model::problem::Problem;
+use crate::model::topology::{FrontendId, Topology};
+
+/// What rounding may leave between a utilisation and 1.
+const TOLERANCE: f64 = 1e-6;
+/// Relative change of an admitted rate that counts as a change of what must be shed.
+const ADMITTED_CHANGE: f64 = 0.05;
+
+/// By frontend: why to publish its candidate.
+pub(super) fn verdict(
+    topology: &Topology,
+    state: &TickState,
+    inputs: &Inputs,
+    problem: &Problem,
+    solution: &Solution,
+    candidates: &[Policy],
+) -> Vec<Option<Reason>> {
+    let standing: Vec<Option<&Policy>> =
+        topology.frontend_ids().map(|f| state.standing(f)).collect();
+    let own: Vec<Option<Reason>> = topology
+        .frontend_ids()
+        .map(|f| own(topology, state, inputs, f, standing[f.0], &candidates[f.0]))
+        .collect();
+    let gain = gain(topology, problem, solution, &standing);
+    let shared = gain.or_else(|| own.iter().flatten().min().copied());
+    let one = |(f, own): (usize, Option<Reason>)| {
+        let moves = standing[f].is_none_or(|s| weights_differ(s, &candidates[f]));
+        own.or_else(|| shared.filter(|_| moves))
+    };
+    own.into_iter().enumerate().map(one).collect()
+}
+
+/// A reason of the frontend's own.
+fn own(
+    topology: &Topology,
+    state: &TickState,
+    inputs: &Inputs,
+    frontend: FrontendId,
+    standing: Option<&Policy>,
+    candidate: &Policy,
+) -> Option<Reason> {
+    let Some(standing) = standing else { return Some(Reason::First) };
+    if shape_differs(standing, candidate) {
+        return Some(Reason::EnginesChanged);
+    }
+    if admission_differs(standing, candidate) {
+        return Some(Reason::Feasibility);
+    }
+    let published_ns = state.standing[frontend.0].published_ns;
+    let age_ns = inputs.now_ns.saturating_sub(published_ns.unwrap_or(0));
+    let most_ns = topology.settings.publish_max_age_s.value() * 1e9;
+    (age_ns as f64 >= most_ns).then_some(Reason::Age)
+}
+
+/// Whether the standing weights break a hard capacity, or cost enough more than the new ones.
+fn gain(
+    topology: &Topology,
+    problem: &Problem,
+    solution: &Solution,
+    standing: &[Option<&Policy>],
+) -> Option<Reason> {
+    let mut shares = solution.shares.clone();
+    for (s, source) in problem.sources.iter().enumerate() {
+        let policy = standing[source.frontend.0]?;
+        if source.fixed.is_some() {
+            continue;
+        }
+        let weights = standing_weights(topology, policy, source.class.0);
+        let routed: f64 = solution.shares[s].iter().sum();
+        if let Some(weights) = weights.filter(|_| routed > 0.0) {
+            shares[s] = weights.iter().map(|w| w * routed).collect();
+        }
+    }
+    let factor = solution.shed_factor;
+    let (stands, load) = evaluate(problem, &shares, &solution.shed, factor);
+    let full = |e: usize| load[e] > 1.0 + TOLERANCE && solution.utilisation[e] <= 1.0 + TOLERANCE;
+    if (0..load.len()).any(full) {
+        return Some(Reason::Feasibility);
+    }
+    // What is refused is the same on both sides and would drown the difference.
+    let (old, new) = (stands.total() - stands.shed, solution.terms.total() - solution.terms.shed);
+    let worth = topology.settings.publish_benefit.value() * old;
+    (old - new > worth && old > 0.0).then_some(Reason::Benefit)
+}
+
+/// Whether anything but weights, rates and what follows from them differs.
+fn shape_differs(a: &Policy, b: &Policy) -> bool {
+    let engine = |e: &pointsman_shm::policy::Engine| {
+        let same = (e.slot, e.generation, e.protocol, e.state, e.ready_replicas);
+        let names = (e.id.clone(), e.authority.clone(), e.sni.clone(), e.credential.clone());
+        let more = (e.kind.clone(), e.region.clone(), e.health_path.clone());
+        let limits = (e.idle_timeout_ms, e.max_connections, e.max_streams);
+        (same, names, more, limits, e.addresses.clone(), e.planned_factor.to_bits())
+    };
+    let class = |c: &pointsman_shm::policy::Class| {
+        let eligible: Vec<_> =
+            c.eligible.iter().map(|e| (e.engine, e.pair, e.pair_generation)).collect();
+        (c.slot, c.generation, c.name.clone(), c.mode, eligible, c.table.len())
+    };
+    a.hosts != b.hosts
+        || a.epoch != b.epoch
+        || a.priorities != b.priorities
+        || !a.engines.iter().map(engine).eq(b.engines.iter().map(engine))
+        || !a.classes.iter().map(class).eq(b.classes.iter().map(class))
+        || a.routes != b.routes
+        || observed_weights_differ(a, b)
+}
+
+/// The operator's weights are published as soon as they are given.
+fn observed_weights_differ(a: &Policy, b: &Policy) -> bool {
+    use pointsman_shm::policy::Mode;
+    let weights = |p: &Policy| -> Vec<u64> {
+        let observed = p.classes.iter().filter(|c| c.mode == Mode::Observe);
+        observed.flat_map(|c| c.eligible.iter().map(|e| e.weight.to_bits())).collect()
+    };
+    weights(a) != weights(b)
+}
+
+fn admission_differs(a: &Policy, b: &Policy) -> bool {
+    let rates = |p: &Policy| -> Vec<f64> {
+        p.classes.iter().flat_map(|c| c.admitted_rps.iter().copied()).collect()
+    };
+    let (a, b) = (rates(a), rates(b));
+    let differ = |(a, b): (&f64, &f64)| match (a.is_finite(), b.is_finite()) {
+        (true, true) => (a - b).abs() > ADMITTED_CHANGE * a.max(*b),
+        (a, b) => a != b,
+    };
+    a.len() != b.len() || a.iter().zip(&b).any(differ)
+}
+
+fn weights_differ(a: &Policy, b: &Policy) -> bool {
+    let weights = |p: &Policy| -> Vec<f64> {
+        p.classes.iter().flat_map(|c| c.eligible.iter().map(|e| e.weight)).collect()
+    };
+    let (a, b) = (weights(a), weights(b));
+    a.len() != b.len() || a.iter().zip(&b).any(|(a, b)| (a - b).abs() > 1e-9)
+}

@@ -1,0 +1,190 @@
+//! What the inputs say about every engine and source, gaps filled in.
+
+use std::net::SocketAddr;
+
+use pointsman_shm::policy::{PlannedState, Policy};
+
+use super::inputs::{EngineSample, Health, Inputs};
+use super::state::TickState;
+use crate::model::capacity::ready_share;
+use crate::model::problem::{DemandNow, EngineNow, Now, Problem};
+use crate::model::topology::{EngineId, FrontendId, Mix, TokenMix, Topology};
+
+/// Penalties count in steps of this, so that noise in one changes no plan.
+const PENALTY_STEP: f64 = 0.05;
+/// Least factor on a capacity: an ejected engine keeps a little, to show that it is back.
+const LEAST_FACTOR: f64 = 0.05;
+
+/// Inputs, complete and in the order of the topology.
+pub(super) struct World {
+    /// By engine.
+    pub(super) engines: Vec<EngineNow>,
+    /// By frontend then engine; empty where unresolved.
+    pub(super) addresses: Vec<Vec<SocketAddr>>,
+    /// What a person should know.
+    pub(super) notes: Vec<String>,
+    demand: Vec<DemandNow>,
+    previous: Vec<Option<Vec<f64>>>,
+}
+
+impl World {
+    pub(super) fn new(topology: &Topology, state: &TickState, inputs: &Inputs) -> Self {
+        let mut notes = Vec::new();
+        let mut engines = engines(topology, inputs);
+        fail_open(topology, &mut engines, &mut notes);
+        let addresses = addresses(topology, state, inputs, &mut notes);
+        let mut previous = Vec::new();
+        for frontend in topology.frontend_ids() {
+            let standing = state.standing(frontend);
+            for class in topology.class_ids() {
+                previous.push(standing.and_then(|p| standing_weights(topology, p, class.0)));
+            }
+        }
+        Self { engines, addresses, notes, demand: demand(topology, inputs), previous }
+    }
+
+    /// The problem of this pass.
+    pub(super) fn problem(&self, topology: &Topology, hold_observed: bool) -> Problem {
+        let reachable: Vec<bool> = self.addresses.iter().map(|a| !a.is_empty()).collect();
+        Problem::new(
+            topology,
+            &Now {
+                demand: &self.demand,
+                engines: &self.engines,
+                previous: &self.previous,
+                reachable: &reachable,
+                hold_observed,
+            },
+        )
+    }
+}
+
+fn engines(topology: &Topology, inputs: &Inputs) -> Vec<EngineNow> {
+    let one = |id: EngineId| {
+        let described = &topology.engines[id.0];
+        let sample = inputs.engines.iter().rev().find(|s| s.engine == id);
+        let sample = sample.copied().unwrap_or_else(|| EngineSample::unknown(id));
+        let share = ready_share(described, sample.ready_replicas);
+        let penalty = (sample.penalty.value() / PENALTY_STEP).round() * PENALTY_STEP;
+        EngineNow {
+            state: match sample.health {
+                Health::Down => PlannedState::Out,
+                Health::Up | Health::Unknown if share <= 0.0 => PlannedState::Out,
+                Health::Up | Health::Unknown => PlannedState::Active,
+            },
+            ready_replicas: sample.ready_replicas.unwrap_or(described.replicas),
+            ready_share: share,
+            planned_factor: (1.0 - penalty).clamp(LEAST_FACTOR, 1.0),
+        }
+    };
+    topology.engine_ids().map(one).collect()
+}
+
+/// Where every engine of a class looks dead, it is more likely that we are blind: they are
+/// planned as if all were well, and proxies find out for themselves.
+fn fail_open(topology: &Topology, engines: &mut [EngineNow], notes: &mut Vec<String>) {
+    for class in &topology.classes {
+        let out = |e: &EngineNow| e.state == PlannedState::Out;
+        let all_out = class.eligible.iter().all(|p| out(&engines[p.engine.0]));
+        if class.eligible.is_empty() || !all_out {
+            continue;
+        }
+        notes.push(format!(
+            "every engine of class {:?} looks dead: they are planned as if they were well",
+            class.name
+        ));
+        for pair in &class.eligible {
+            let factor = engines[pair.engine.0].planned_factor;
+            let replicas = topology.engines[pair.engine.0].replicas;
+            engines[pair.engine.0] =
+                EngineNow { planned_factor: factor, ..EngineNow::described(replicas) };
+        }
+    }
+}
+
+/// Resolved addresses, or those that stand published.
+fn addresses(
+    topology: &Topology,
+    state: &TickState,
+    inputs: &Inputs,
+    notes: &mut Vec<String>,
+) -> Vec<Vec<SocketAddr>> {
+    let mut list = Vec::with_capacity(topology.frontends.len() * topology.engines.len());
+    for frontend in topology.frontend_ids() {
+        let standing = state.standing(frontend);
+        for engine in topology.engine_ids() {
+            let name = &topology.engines[engine.0].name;
+            let fresh = inputs.addresses.get(&(frontend, engine)).filter(|a| !a.is_empty());
+            let last = || {
+                let engines = standing.into_iter().flat_map(|p| &p.engines);
+                engines.into_iter().find(|e| e.id == *name).map(|e| e.addresses.clone())
+            };
+            let found = fresh.cloned().or_else(last).unwrap_or_default();
+            if found.is_empty() && uses(topology, engine) {
+                notes.push(format!(
+                    "engine {name:?} has no address seen from frontend {:?}: left out there",
+                    topology.frontends[frontend.0].name
+                ));
+            }
+            list.push(found);
+        }
+    }
+    list
+}
+
+fn uses(topology: &Topology, engine: EngineId) -> bool {
+    topology.classes.iter().any(|c| c.eligible.iter().any(|p| p.engine == engine))
+}
+
+/// Weights that stand for a class, in the order of its eligible engines; `None` without any.
+pub(super) fn standing_weights(
+    topology: &Topology,
+    policy: &Policy,
+    class: usize,
+) -> Option<Vec<f64>> {
+    let class = &topology.classes[class];
+    let standing = policy.classes.iter().find(|c| c.name == class.name)?;
+    let weight = |pair: &crate::model::topology::ClassEngine| {
+        let name = &topology.engines[pair.engine.0].name;
+        let slot = policy.engines.iter().find(|e| e.id == *name)?.slot;
+        standing.eligible.iter().find(|e| e.engine == slot).map(|e| e.weight)
+    };
+    let weights: Vec<f64> =
+        class.eligible.iter().map(|p| weight(p).unwrap_or(0.0)).collect();
+    (weights.iter().sum::<f64>() > 0.0).then_some(weights)
+}
+
+/// Demand by frontend then class. Samples of one source add up; their tokens are averaged.
+fn demand(topology: &Topology, inputs: &Inputs) -> Vec<DemandNow> {
+    let classes = topology.classes.len();
+    let priorities = topology.priorities.len();
+    let empty = |f: FrontendId| {
+        topology.classes.iter().map(move |class| (f, class.mix))
+    };
+    let mut list: Vec<DemandNow> = topology
+        .frontend_ids()
+        .flat_map(empty)
+        .map(|(_, mix)| DemandNow { by_priority_rps: vec![0.0; priorities], mix })
+        .collect();
+    for sample in &inputs.demand {
+        let now = &mut list[sample.frontend.0 * classes + sample.class.0];
+        let before: f64 = now.by_priority_rps.iter().sum();
+        for (p, rps) in sample.by_priority_rps.iter().enumerate() {
+            now.by_priority_rps[p.min(priorities - 1)] += rps.value();
+        }
+        let after: f64 = now.by_priority_rps.iter().sum();
+        if topology.settings.token_mix == TokenMix::Measured && after > before {
+            let part = (after - before) / after;
+            let blend = |own: f64, seen: Option<f64>| {
+                let mixed = seen.filter(|s| *s > 0.0).map_or(own, |s| own + (s - own) * part);
+                crate::model::units::NonNegative::new(mixed)
+            };
+            let prompt = blend(now.mix.prompt_tokens.value(), sample.prompt_tokens.map(|t| t.value()));
+            let output = blend(now.mix.output_tokens.value(), sample.output_tokens.map(|t| t.value()));
+            if let (Some(prompt_tokens), Some(output_tokens)) = (prompt, output) {
+                now.mix = Mix { prompt_tokens, output_tokens };
+            }
+        }
+    }
+    list
+}
