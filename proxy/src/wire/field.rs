@@ -4,7 +4,7 @@
 //! leave them out. Names in disguise (`Transfer_Encoding`) frame nothing here and are not
 //! forwarded: some servers fold `_` into `-`.
 
-use crate::wire::head::{Span, span_in};
+use crate::wire::head::{HeadError, Span, span_in};
 
 /// One header line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -77,8 +77,11 @@ impl Meaning {
 pub(crate) struct ConnectionOptions {
     pub(crate) close: bool,
     pub(crate) keep_alive: bool,
-    nominates: bool,
 }
+
+/// Most names that the `Connection` lines of one head may nominate. Honest ones nominate a few; a
+/// head full of them would make [`mark_nominated`] slow.
+const MAX_NOMINATED: usize = 64;
 
 /// The lines that httparse found, with their meanings.
 pub(crate) fn fields_of(buffer: &[u8], headers: &[httparse::Header<'_>]) -> Vec<Field> {
@@ -93,8 +96,12 @@ pub(crate) fn fields_of(buffer: &[u8], headers: &[httparse::Header<'_>]) -> Vec<
 /// Reads the `Connection` lines and marks the lines they nominate as hop-by-hop. Names that the
 /// receiver needs (framing, host, authorization) have a meaning of their own, and nomination does
 /// not remove them.
-pub(crate) fn apply_connection(buffer: &[u8], fields: &mut [Field]) -> ConnectionOptions {
+pub(crate) fn apply_connection(
+    buffer: &[u8],
+    fields: &mut [Field],
+) -> Result<ConnectionOptions, HeadError> {
     let mut options = ConnectionOptions::default();
+    let mut nominated = 0;
     for field in fields
         .iter()
         .filter(|field| field.meaning == Meaning::Connection)
@@ -105,14 +112,17 @@ pub(crate) fn apply_connection(buffer: &[u8], fields: &mut [Field]) -> Connectio
             } else if token.eq_ignore_ascii_case(b"keep-alive") {
                 options.keep_alive = true;
             } else {
-                options.nominates = true;
+                nominated += 1;
             }
         }
     }
-    if options.nominates {
+    if nominated > MAX_NOMINATED {
+        return Err(HeadError::Header);
+    }
+    if nominated > 0 {
         mark_nominated(buffer, fields);
     }
-    options
+    Ok(options)
 }
 
 /// The value of the first line named `name` (lower case).
@@ -161,8 +171,7 @@ fn trimmed(buffer: &[u8], value: &[u8]) -> Span {
     }
 }
 
-/// Quadratic in the nominated names at worst, which the bound on header lines keeps small: the
-/// tokens of one head are at most half its bytes, its lines at most 256.
+/// Every line is compared with every nominated name, of which there are few.
 fn mark_nominated(buffer: &[u8], fields: &mut [Field]) {
     for index in 0..fields.len() {
         if !matches!(

@@ -118,7 +118,7 @@ impl RequestHead {
         let framing = framing::stated(&fields, head, version)?;
         let (absolute, origin) = split_target(target)?;
         let host = host_of(&fields, head, version)?;
-        let options = apply_connection(head, &mut fields);
+        let options = apply_connection(head, &mut fields)?;
         let asked = expectation(&fields, head)?;
         let path = memchr(b'?', origin).map_or(origin, |query| &origin[..query]);
         let has_body = !matches!(framing, RequestFraming::None | RequestFraming::Sized(0));

@@ -95,7 +95,7 @@ impl ResponseHead {
         };
         let mut fields = fields_of(head, response.headers);
         let stated = framing::stated(&fields, head, version)?;
-        let options = apply_connection(head, &mut fields);
+        let options = apply_connection(head, &mut fields)?;
         let bodyless = to_head || status < 200 || status == 204 || status == 304;
         let framing = match stated {
             _ if bodyless => ResponseFraming::None,

@@ -2,6 +2,7 @@
 
 use pointsman_shm::id::Generation;
 use pointsman_shm::policy::{PlannedState, Policy};
+use proptest::prelude::*;
 
 use super::*;
 use crate::decide::guard::{GuardState, GuardWord};
@@ -361,3 +362,65 @@ fn logarithms_are_close_to_the_librarys_and_pinned() {
 }
 
 const PINNED_LN: u64 = 4_607_561_696_656_342_043;
+
+fn guard_state() -> impl Strategy<Value = GuardState> {
+    let flag = || proptest::bool::weighted(0.2);
+    let penalty = prop_oneof![Just(0.0), Just(1.0), 0.0..1.0];
+    (flag(), flag(), flag(), flag(), penalty, 1..3u32).prop_map(
+        |(out, draining, standby_only, over_allowance, penalty, generation)| GuardState {
+            generation: Generation(generation),
+            out,
+            draining,
+            standby_only,
+            over_allowance,
+            penalty,
+        },
+    )
+}
+
+proptest! {
+    /// Whatever happens to engines, a request goes to a willing one of its class while there is
+    /// one, never to another, and is refused with every engine counted once when there is none.
+    #[test]
+    fn no_request_leaves_the_eligible_set(
+        words in proptest::collection::vec(guard_state(), 8),
+        keys in proptest::collection::vec(any::<u64>(), 1..20),
+        failed in proptest::collection::vec(0..8u16, 0..4),
+        tried in proptest::collection::vec(0..8u16, 0..4),
+        standby in 0..5usize,
+    ) {
+        let weights: &[(u16, f64)] = &[(0, 0.5), (2, 0.5), (4, 0.0), (6, 0.0)];
+        let mut policy = testing::policy(&[0, 1, 2, 3, 4, 5, 6, 7], &[weights]);
+        policy.classes[0].standby.truncate(standby);
+        let mut world = World::new(policy);
+        for (engine, word) in (0..).zip(&words) {
+            world.words.store(EngineSlot(engine), GuardWord::pack(word));
+        }
+        for &engine in &failed {
+            world.back_offs.failed(EngineSlot(engine), Generation(1), world.now_ns);
+        }
+        for &engine in &tried {
+            prop_assert!(world.tried.push(EngineSlot(engine)));
+        }
+        for key in keys {
+            match world.select(key) {
+                Ok(selection) => {
+                    let engine = selection.engine.0;
+                    let state = &words[usize::from(engine)];
+                    let known = state.generation == Generation(1);
+                    prop_assert!(engine % 2 == 0);
+                    prop_assert!(!failed.contains(&engine) && !tried.contains(&engine));
+                    prop_assert!(!known || !(state.out || state.draining || state.over_allowance));
+                    prop_assert!(!known || state.penalty < 1.0);
+                    let by_table = matches!(selection.via, Via::Table | Via::Rehash);
+                    prop_assert!(!(by_table && known && state.standby_only));
+                }
+                Err(refused) => {
+                    let counted = refused.out + refused.draining + refused.over_allowance
+                        + refused.penalised + refused.backed_off + refused.tried;
+                    prop_assert_eq!(counted, 4);
+                }
+            }
+        }
+    }
+}

@@ -1,5 +1,7 @@
 //! Requests that must be understood, and the many that must be refused.
 
+use proptest::prelude::*;
+
 use super::*;
 
 fn parse(bytes: &[u8]) -> Result<Option<RequestHead>, HeadError> {
@@ -335,4 +337,41 @@ fn b21_noise_and_other_versions() {
     assert_eq!(HeadError::Version.status(), Some(505));
     let spaced = head(b"\r\n\r\nGET / HTTP/1.1\r\nHost: x\r\n\r\n");
     assert_eq!(spaced.len, 31);
+}
+
+#[test]
+fn nominated_names_are_bounded() {
+    let many = |count| format!("Connection: {}close\r\n", "x, ".repeat(count));
+    assert!(post(&many(64)).unwrap().is_some());
+    assert_eq!(post(&many(65)), Err(HeadError::Header));
+}
+
+proptest! {
+    #[test]
+    fn noise_never_panics_and_any_split_finds_the_same_head(
+        parts in proptest::collection::vec(proptest::sample::select(vec![
+            "GET ", "POST ", "/v1/x", "?q", " HTTP/1.1", " HTTP/1.0", "\r\n", "\n", "\r",
+            "Host: x", "Host:", "Content-Length: 5", "Transfer-Encoding: chunked", "http://a",
+            "Connection: a, close", "a: b", "Expect: 100-continue", " ", "\0", "é", "X_Y:",
+        ]), 0..24),
+        valid in any::<bool>(),
+    ) {
+        let start = if valid { "GET / HTTP/1.1\r\nHost: x\r\n" } else { "" };
+        let bytes = format!("{start}{}\r\n\r\n", parts.concat());
+        let bytes = bytes.as_bytes();
+        let limits = HeadLimits::default();
+        let whole = RequestHead::parse(bytes, &mut HeadSearch::default(), &limits);
+        let mut search = HeadSearch::default();
+        let split = (0..=bytes.len())
+            .map(|len| RequestHead::parse(&bytes[..len], &mut search, &limits))
+            .find(|result| *result != Ok(None))
+            .unwrap_or(Ok(None));
+        // A malformed head may be refused early for the first of two faults.
+        prop_assert_eq!(whole.is_err(), split.is_err());
+        if whole.is_ok() {
+            prop_assert_eq!(&whole, &split);
+        }
+        let mut search = HeadSearch::default();
+        let _ = crate::wire::response_head::ResponseHead::parse(bytes, &mut search, &limits, false);
+    }
 }
