@@ -73,7 +73,8 @@ pub fn open(
 fn explain(error: &RegionError, dir: &Path) -> String {
     match error {
         RegionError::Locked { .. } => format!("{error}; one solver a run folder"),
-        RegionError::Io { .. } => format!(
+        // A folder that cannot be made is told as absent by some file systems.
+        RegionError::Io { .. } | RegionError::Absent { .. } => format!(
             "{error}; the run folder {} must be writable by the solver's user \
              (--run-dir, or `run_dir` in the topology)",
             dir.parent().unwrap_or(dir).display()
@@ -192,5 +193,194 @@ fn paced(mut write: impl FnMut() -> Result<(), RegionError>) -> Result<(), Regio
             write()
         }
         outcome => outcome,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::run::fixtures::{TOPOLOGY, policy, topology};
+    use crate::store::local;
+    use pointsman_shm::engine_state::Health;
+    use pointsman_shm::id::{EngineSlot, Generation};
+    use pointsman_shm::region::{Read, Reader};
+
+    struct Folders {
+        dir: tempfile::TempDir,
+        metrics: Arc<Metrics>,
+    }
+
+    impl Folders {
+        fn new() -> Self {
+            Self {
+                dir: tempfile::tempdir().unwrap(),
+                metrics: Arc::default(),
+            }
+        }
+
+        fn run(&self) -> PathBuf {
+            self.dir.path().join("run")
+        }
+
+        fn state(&self) -> PathBuf {
+            self.dir.path().join("state")
+        }
+
+        fn open(&self) -> Result<(PolicyPublisher, EnginesPublisher), Error> {
+            open(&self.run(), &self.state(), "A", &self.metrics)
+        }
+
+        fn read(&self, kind: Kind) -> (Stamp, Vec<u8>) {
+            let mut reader = Reader::open(&self.run().join("A"), kind).unwrap();
+            let mut payload = Vec::new();
+            match reader.read(&mut payload).unwrap() {
+                Read::Fresh(stamp) => (stamp, payload),
+                other => panic!("nothing stands: {other:?}"),
+            }
+        }
+    }
+
+    #[test]
+    fn publications_are_paced_copied_to_disk_and_continue_after_a_restart() {
+        let folders = Folders::new();
+        let (mut publisher, engines) = folders.open().unwrap();
+        let mut made = policy(&topology(TOPOLOGY), 90.0);
+        // Back to back: the second waits for the region's pace.
+        for version in [4, 5] {
+            made.version = version;
+            publisher.publish(&made, Reason::Benefit).unwrap();
+        }
+        let stamp = Stamp {
+            version: 5,
+            epoch: 2,
+        };
+        assert_eq!(folders.read(Kind::Policy), (stamp, made.encode()));
+        assert_eq!(
+            disk::load(&folders.state().join("A")).unwrap(),
+            (stamp, made.encode())
+        );
+        let again = publisher.publish(&made, Reason::Age).unwrap_err();
+        assert!(matches!(again, RegionError::NotRising { .. }), "{again}");
+        assert_eq!(folders.read(Kind::Policy), (stamp, made.encode()));
+        let counted = |metric, labels: &[&str]| folders.metrics.value(metric, labels);
+        assert_eq!(
+            counted(&metrics::PUBLICATIONS, &["A", "benefit"]),
+            Some(2.0)
+        );
+        assert_eq!(
+            counted(&metrics::PUBLICATION_FAILURES, &["A", "policy"]),
+            Some(1.0)
+        );
+        assert_eq!(counted(&metrics::POLICY_VERSION, &["A"]), Some(5.0));
+
+        drop((publisher, engines));
+        let (publisher, _engines) = folders.open().unwrap();
+        assert_eq!(publisher.last(), Some(stamp));
+        let standing = local::standing(&folders.run(), &folders.state(), "A");
+        assert_eq!((standing.version, standing.epoch), (5, 2));
+        assert_eq!(standing.policy, Some(made));
+    }
+
+    #[test]
+    fn a_rebooted_host_continues_from_the_disk_copy() {
+        let folders = Folders::new();
+        let (mut publisher, engines) = folders.open().unwrap();
+        let made = policy(&topology(TOPOLOGY), 90.0);
+        publisher.publish(&made, Reason::First).unwrap();
+        drop((publisher, engines));
+        std::fs::remove_dir_all(folders.run()).unwrap();
+        let standing = local::standing(&folders.run(), &folders.state(), "A");
+        assert_eq!(
+            standing,
+            local::Standing {
+                policy: Some(made),
+                version: 4,
+                epoch: 2
+            }
+        );
+        // A copy under another frontend's name lends nothing but the number.
+        let other = folders.state().join("B");
+        std::fs::rename(folders.state().join("A"), &other).unwrap();
+        let standing = local::standing(&folders.run(), &folders.state(), "B");
+        assert_eq!(
+            standing,
+            local::Standing {
+                policy: None,
+                version: 4,
+                epoch: 2
+            }
+        );
+        // One that is damaged is no policy.
+        std::fs::write(other.join("policy"), b"half a cop").unwrap();
+        let standing = local::standing(&folders.run(), &folders.state(), "B");
+        assert_eq!(standing, local::Standing::default());
+    }
+
+    #[test]
+    fn a_policy_that_cannot_be_copied_is_published_all_the_same() {
+        let folders = Folders::new();
+        std::fs::write(folders.state(), b"in the way").unwrap();
+        let (mut publisher, _engines) = folders.open().unwrap();
+        let made = policy(&topology(TOPOLOGY), 90.0);
+        publisher.publish(&made, Reason::First).unwrap();
+        assert_eq!(folders.read(Kind::Policy).0.version, 4);
+        let failures = folders
+            .metrics
+            .value(&metrics::PUBLICATION_FAILURES, &["A", "disk"]);
+        assert_eq!(failures, Some(1.0));
+    }
+
+    #[test]
+    fn engine_state_rises_on_its_own_across_restarts() {
+        let folders = Folders::new();
+        let state = EngineState {
+            slot: EngineSlot(4),
+            generation: Generation(3),
+            health: Health::Up,
+            ready_replicas: None,
+            running: Some(2),
+            waiting: None,
+            kv_use: Some(0.5),
+            penalty: 0.0,
+            health_age_ms: 12,
+            load_age_ms: u32::MAX,
+        };
+        for (start, epoch) in [(0, 2), (2, 3)] {
+            let (_policy, mut engines) = folders.open().unwrap();
+            for turn in 1..=2 {
+                engines.publish(epoch, vec![state]).unwrap();
+                let (stamp, payload) = folders.read(Kind::Engines);
+                let version = start + turn;
+                assert_eq!(stamp, Stamp { version, epoch });
+                let expected = EngineStates {
+                    version,
+                    epoch,
+                    engines: vec![state],
+                };
+                assert_eq!(EngineStates::decode(&payload).unwrap(), expected);
+            }
+        }
+    }
+
+    #[test]
+    fn what_prevents_publishing_is_named() {
+        let folders = Folders::new();
+        let _held = folders.open().unwrap();
+        let error = folders.open().unwrap_err().to_string();
+        let expected = format!("is written by process {} already", std::process::id());
+        assert!(
+            error.contains(&expected) && error.contains("\"A\""),
+            "{error}"
+        );
+
+        let file = folders.dir.path().join("file");
+        std::fs::write(&file, b"").unwrap();
+        let error = open(&file, &folders.state(), "A", &folders.metrics)
+            .unwrap_err()
+            .to_string();
+        assert!(
+            error.contains("file/A") && error.contains("--run-dir"),
+            "{error}"
+        );
     }
 }

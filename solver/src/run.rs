@@ -4,6 +4,8 @@
 //! process with an error that names it. Afterwards nothing ends it but a signal.
 
 pub mod engine_state;
+#[cfg(test)]
+pub(crate) mod fixtures;
 pub mod gather;
 pub mod passes;
 pub mod shared;

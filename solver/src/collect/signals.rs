@@ -385,5 +385,9 @@ mod tests {
         proxy.offer(0, 0, 2);
         let delta = pages.look(&metrics);
         assert_eq!((offered(&delta), delta.live_pages), (Some((2, 0)), 1));
+        assert_eq!(
+            metrics.value(&metrics::SIGNAL_PAGE_ERRORS, &["f"]),
+            Some(2.0)
+        );
     }
 }

@@ -289,3 +289,6 @@ fn show_weights(shared: &Shared) {
     });
     shared.metrics.replace(&metrics::WEIGHT, series);
 }
+
+#[cfg(test)]
+mod tests;
