@@ -1,0 +1,278 @@
+//! What is refused, and with which words: file, line, key, value, what is allowed.
+
+use pointsman_solver::model::topology::{ClassId, Topology};
+
+const GOOD: &str = r#"[solver]
+demand = "configured"
+[[frontends]]
+name = "A"
+[[engines]]
+name = "one"
+kind = "h100"
+models = ["m"]
+address = "127.0.0.1:9001"
+capacity = { rps = 10 }
+[[rtt]]
+frontend = "A"
+engine = "one"
+ms = 1
+[[routes]]
+name = "chat"
+model = "m"
+"#;
+
+fn refused(text: &str) -> String {
+    Topology::parse("t.toml", text).expect_err("it must be refused").to_string()
+}
+
+fn with(from: &str, to: &str) -> String {
+    assert!(GOOD.contains(from), "{from:?} is in the text");
+    refused(&GOOD.replacen(from, to, 1))
+}
+
+#[test]
+fn the_good_one_is_good() {
+    let topology = Topology::parse("t.toml", GOOD).expect("good");
+    assert_eq!(topology.classes[0].eligible.len(), 1);
+    assert_eq!(
+        topology.warnings,
+        ["kind \"h100\" has no profile: its latency curve is assumed, not measured"]
+    );
+}
+
+#[test]
+fn an_unknown_key() {
+    assert_eq!(
+        with("ms = 1\n", "ms = 1\nmiles = 3\n"),
+        "t.toml:15: unknown key `miles`: expected one of `frontend`, `engine`, `region`, `ms`"
+    );
+}
+
+#[test]
+fn a_wrong_type() {
+    assert_eq!(
+        with("{ rps = 10 }", "{ rps = \"ten\" }"),
+        "t.toml:10: rps = \"ten\": invalid type: string \"ten\", expected f64"
+    );
+    assert_eq!(
+        with("demand = \"configured\"", "demand = \"guessed\""),
+        "t.toml:2: demand = \"guessed\": unknown variant `guessed`, expected `signals` or \
+         `configured`"
+    );
+}
+
+#[test]
+fn broken_syntax() {
+    let text = with("name = \"chat\"", "name = chat");
+    assert!(text.starts_with("t.toml:16: name = "), "{text}");
+}
+
+#[test]
+fn a_duplicate_name() {
+    let text = format!("{GOOD}[[routes]]\nname = \"chat\"\nmodel = \"x\"\n");
+    assert_eq!(
+        refused(&text),
+        "t.toml:19: routes: name = \"chat\": is given twice; names must be unique"
+    );
+}
+
+#[test]
+fn a_missing_round_trip_time() {
+    assert_eq!(
+        with("[[rtt]]\nfrontend = \"A\"\nengine = \"one\"\nms = 1\n", ""),
+        "t.toml:11: route \"chat\": the round-trip time from frontend \"A\" to engine \"one\" is \
+         missing: add [[rtt]] with frontend = \"A\", engine = \"one\", ms = a number"
+    );
+}
+
+#[test]
+fn numbers_out_of_range() {
+    assert_eq!(
+        with("{ rps = 10 }", "{ rps = 0 }"),
+        "t.toml:10: engines \"one\": capacity.rps = 0: must be a finite number above 0"
+    );
+    assert_eq!(
+        with("ms = 1", "ms = -0.5"),
+        "t.toml:14: rtt: ms = -0.5: must be a finite number, at least 0"
+    );
+    assert_eq!(
+        with("[solver]", "[solver]\ntable_bits = 15"),
+        "t.toml:2: solver.table_bits = 15: must be a whole number from 6 to 14"
+    );
+    assert_eq!(
+        with("name = \"A\"", "name = \"A\"\nhosts = 0"),
+        "t.toml:5: frontends \"A\": hosts = 0: must be a whole number from 1 to 1000000"
+    );
+}
+
+#[test]
+fn h06_nan_and_infinity_are_refused_with_their_names() {
+    for bad in ["nan", "inf", "-inf"] {
+        assert_eq!(
+            with("ms = 1", &format!("ms = {bad}")),
+            format!("t.toml:14: rtt: ms = {bad}: must be a finite number, at least 0")
+        );
+        assert_eq!(
+            with("{ rps = 10 }", &format!("{{ rps = {bad} }}")),
+            format!(
+                "t.toml:10: engines \"one\": capacity.rps = {bad}: must be a finite number above 0"
+            )
+        );
+    }
+}
+
+#[test]
+fn a_capacity_that_says_too_much_or_nothing() {
+    assert_eq!(
+        with("{ rps = 10 }", "{ rps = 10, max_running = 3 }"),
+        "t.toml:10: engines \"one\": capacity = { rps = 10, max_running = 3 }: must be one of rps, \
+         or prefill_tps with decode_tps, or max_running"
+    );
+    assert_eq!(
+        with("capacity = { rps = 10 }\n", ""),
+        "t.toml:5: engines \"one\": capacity is missing: give rps, or prefill_tps and decode_tps, \
+         or max_running"
+    );
+}
+
+#[test]
+fn a_missing_key() {
+    assert_eq!(with("kind = \"h100\"\n", ""), "t.toml:5: key `kind` is missing");
+}
+
+#[test]
+fn names_that_nothing_has() {
+    assert_eq!(
+        with("engine = \"one\"", "engine = \"two\""),
+        "t.toml:13: rtt: engine = \"two\": must be one of \"one\""
+    );
+    let demand = "[[demand]]\nfrontend = \"B\"\nroute = \"chat\"\nrps = 1\n";
+    assert_eq!(
+        refused(&format!("{GOOD}{demand}")),
+        "t.toml:19: demand: frontend = \"B\": must be one of \"A\""
+    );
+}
+
+#[test]
+fn static_weights() {
+    let weights = |table: &str| {
+        format!("{GOOD}mode = \"observe\"\n[[weights]]\nfrontend = \"A\"\nroute = \"chat\"\nweights = {table}\n")
+    };
+    assert_eq!(
+        refused(&weights("{ two = 1 }")),
+        "t.toml:22: weights: weights.two: unknown engine; route \"chat\" may use \"one\""
+    );
+    assert_eq!(
+        refused(&weights("{ one = -1 }")),
+        "t.toml:22: weights: weights.one = -1: must be a finite number, at least 0"
+    );
+    assert_eq!(
+        refused(&weights("{ one = nan }")),
+        "t.toml:22: weights: weights.one = nan: must be a finite number, at least 0"
+    );
+    assert_eq!(
+        refused(&weights("{ one = 0 }")),
+        "t.toml:22: weights: weights = { one = 0 }: must be weights of which one is a finite \
+         number above 0"
+    );
+    assert_eq!(
+        refused(&format!("{GOOD}mode = \"observe\"\n")),
+        "t.toml:15: route \"chat\": mode \"observe\" publishes the operator's weights, and those \
+         of frontend \"A\" are missing: add [[weights]] with frontend = \"A\", route = \"chat\""
+    );
+}
+
+#[test]
+fn e02_weights_are_kept_as_given_or_made_to_sum_to_one() {
+    let two = GOOD.replacen(
+        "[[rtt]]",
+        "[[engines]]\nname = \"two\"\nkind = \"h100\"\nmodels = [\"m\"]\naddress = \
+         \"127.0.0.1:9002\"\ncapacity = { rps = 10 }\n[[rtt]]\nfrontend = \"A\"\nengine = \
+         \"two\"\nms = 1\n[[rtt]]",
+        1,
+    );
+    let weights = |table: &str| {
+        let text = format!(
+            "{two}mode = \"observe\"\n[[weights]]\nfrontend = \"A\"\nroute = \"chat\"\nweights = \
+             {table}\n"
+        );
+        let topology = Topology::parse("t.toml", &text).expect("good");
+        topology.classes[ClassId(0).0].static_weights[0].clone().expect("given")
+    };
+    let sum: f64 = 0.1 + 0.9;
+    assert!((sum - 1.0).abs() < 1e-9);
+    assert_eq!(weights("{ one = 0.1, two = 0.9 }"), [0.1, 0.9]);
+    assert_eq!(weights("{ one = 0.0, two = 1.0 }"), [0.0, 1.0]);
+    assert_eq!(weights("{ one = 1, two = 3 }"), [0.25, 0.75]);
+}
+
+#[test]
+fn too_many_engines() {
+    let mut text = "[[frontends]]\nname = \"A\"\n".to_owned();
+    for e in 0..=4_096 {
+        text += &format!("[[engines]]\nname = \"e{e}\"\nkind = \"k\"\nmodels = [\"m\"]\n");
+    }
+    assert_eq!(refused(&text), "t.toml:16387: engines: at most 4096 are allowed");
+}
+
+#[test]
+fn a_profile_that_goes_backwards() {
+    let profile = "[[profiles]]\nname = \"p\"\npoints = [\n{ utilisation = 0.5, ttft_ms = 1, \
+                   tbot_ms = 0 },\n{ utilisation = 0.5, ttft_ms = 2, tbot_ms = 0 },\n]\n";
+    assert_eq!(
+        refused(&format!("{GOOD}{profile}")),
+        "t.toml:22: profiles \"p\": utilisation = 0.5: must be above the point before it, 0.5"
+    );
+}
+
+#[test]
+fn priorities_whose_costs_are_too_close() {
+    let text = format!(
+        "{GOOD}[[priorities]]\nname = \"high\"\nshed_cost_ms = 100\n[[priorities]]\nname = \
+         \"low\"\nshed_cost_ms = 90\n"
+    );
+    assert_eq!(
+        refused(&text),
+        "t.toml:23: priorities \"low\": shed_cost_ms = 90: must be at most 83.333, which is 1/1.2 \
+         of the next higher priority's"
+    );
+}
+
+#[test]
+fn a_replica_group_is_warned_of() {
+    let text = GOOD.replacen("kind = \"h100\"", "kind = \"h100\"\nreplicas = 4", 1);
+    let topology = Topology::parse("t.toml", &text).expect("good");
+    assert!(
+        topology.warnings.iter().any(|w| w.starts_with(
+            "engine \"one\" stands for 4 replicas behind one address: affinity ends at that address"
+        )),
+        "{:?}",
+        topology.warnings
+    );
+}
+
+#[test]
+fn routes_share_a_class_when_nothing_tells_them_apart() {
+    let text = format!(
+        "{GOOD}[[routes]]\nname = \"same\"\nmodel = \"m\"\nheaders = {{ X-Team = \"blue\" }}\n\
+         [[routes]]\nname = \"long\"\nmodel = \"m\"\nprompt_tokens = 5000\n"
+    );
+    let topology = Topology::parse("t.toml", &text).expect("good");
+    let classes: Vec<usize> = topology.routes.iter().map(|r| r.class.0).collect();
+    assert_eq!(classes, [0, 0, 1]);
+    assert_eq!(topology.classes[1].name, "long");
+    assert_eq!(topology.routes[1].headers, [("x-team".to_owned(), "blue".to_owned())]);
+}
+
+#[test]
+fn capacity_in_the_units_an_operator_knows() {
+    let rps = |capacity: &str| {
+        let text = GOOD.replacen("{ rps = 10 }", capacity, 1);
+        let capacity = Topology::parse("t.toml", &text).expect("good").engines[0].capacity;
+        (capacity.rps.value(), capacity.assumed)
+    };
+    // 500 prompt and 100 output tokens: 0.05 s + 0.1 s.
+    assert_eq!(rps("{ prefill_tps = 10000, decode_tps = 1000 }"), (1.0 / (0.05 + 0.1), false));
+    // The built-in curve at full load: 1,500 ms + 100 tokens x 60 ms.
+    assert_eq!(rps("{ max_running = 15 }"), (2.0, true));
+}
