@@ -1,12 +1,11 @@
 //! Waiting for an instant with the kernel's precision.
 //!
 //! Not tokio's timer: its wheel turns once a millisecond, which is longer than what most of these
-//! measurements are about. One timer descriptor serves all sleepers of a thread through a heap, so
+//! measurements are about. One timer descriptor serves all sleepers of a thread, kept by instant, so
 //! that a thousand streams due at one instant cost one wake-up.
 
 use std::cell::{Cell, RefCell};
-use std::cmp::Reverse;
-use std::collections::{BTreeMap, BinaryHeap};
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::future::Future;
 use std::io::{self, Read};
@@ -21,9 +20,8 @@ use crate::sys;
 /// The sleepers of one thread.
 pub struct Alarm {
     timer: AsyncFd<File>,
-    /// Instants and the sleepers they are for; entries of dropped sleepers stay until they are due.
-    heap: RefCell<BinaryHeap<Reverse<(u64, u64)>>>,
-    wakers: RefCell<BTreeMap<u64, Waker>>,
+    /// Sleepers by instant; the second number tells those of one instant apart.
+    sleepers: RefCell<BTreeMap<(u64, u64), Waker>>,
     next_sleeper: Cell<u64>,
 }
 
@@ -32,8 +30,7 @@ impl Alarm {
     pub fn start() -> io::Result<Rc<Self>> {
         let alarm = Rc::new(Self {
             timer: sys::timer()?,
-            heap: RefCell::default(),
-            wakers: RefCell::default(),
+            sleepers: RefCell::default(),
             next_sleeper: Cell::new(0),
         });
         let driver = Rc::clone(&alarm);
@@ -43,10 +40,11 @@ impl Alarm {
 
     /// Resolves when CLOCK_MONOTONIC has reached `due_ns`.
     pub fn until(self: &Rc<Self>, due_ns: u64) -> Sleep {
+        let sleeper = self.next_sleeper.get();
+        self.next_sleeper.set(sleeper + 1);
         Sleep {
             alarm: Rc::clone(self),
-            due_ns,
-            sleeper: None,
+            place: (due_ns, sleeper),
         }
     }
 
@@ -69,17 +67,14 @@ impl Alarm {
     }
 
     fn wake_due(&self, now_ns: u64) {
-        let mut heap = self.heap.borrow_mut();
-        let mut wakers = self.wakers.borrow_mut();
-        while let Some(&Reverse((due_ns, sleeper))) = heap.peek() {
-            if due_ns > now_ns && wakers.contains_key(&sleeper) {
+        let mut sleepers = self.sleepers.borrow_mut();
+        while let Some(first) = sleepers.first_entry() {
+            let (due_ns, _) = *first.key();
+            if due_ns > now_ns {
                 self.arm(due_ns);
                 return;
             }
-            heap.pop();
-            if let Some(waker) = wakers.remove(&sleeper) {
-                waker.wake();
-            }
+            first.remove().wake();
         }
     }
 
@@ -89,56 +84,39 @@ impl Alarm {
         }
     }
 
-    fn register(&self, due_ns: u64) -> u64 {
-        let sleeper = self.next_sleeper.get();
-        self.next_sleeper.set(sleeper + 1);
-        let mut heap = self.heap.borrow_mut();
-        let earliest = heap
-            .peek()
-            .is_none_or(|&Reverse((first, _))| due_ns < first);
-        heap.push(Reverse((due_ns, sleeper)));
+    fn register(&self, place: (u64, u64), waker: &Waker) {
+        let mut sleepers = self.sleepers.borrow_mut();
+        let earliest = sleepers
+            .first_key_value()
+            .is_none_or(|(&first, _)| place < first);
+        sleepers.insert(place, waker.clone());
         if earliest {
-            self.arm(due_ns);
+            self.arm(place.0);
         }
-        sleeper
     }
 }
 
 /// A wait for one instant.
 pub struct Sleep {
     alarm: Rc<Alarm>,
-    due_ns: u64,
-    sleeper: Option<u64>,
+    place: (u64, u64),
 }
 
 impl Future for Sleep {
     type Output = ();
 
-    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<()> {
-        if sys::monotonic_ns() >= self.due_ns {
+    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<()> {
+        if sys::monotonic_ns() >= self.place.0 {
             return Poll::Ready(());
         }
-        let sleeper = match self.sleeper {
-            Some(sleeper) => sleeper,
-            None => {
-                let sleeper = self.alarm.register(self.due_ns);
-                self.sleeper = Some(sleeper);
-                sleeper
-            }
-        };
-        self.alarm
-            .wakers
-            .borrow_mut()
-            .insert(sleeper, context.waker().clone());
+        self.alarm.register(self.place, context.waker());
         Poll::Pending
     }
 }
 
 impl Drop for Sleep {
     fn drop(&mut self) {
-        if let Some(sleeper) = self.sleeper {
-            self.alarm.wakers.borrow_mut().remove(&sleeper);
-        }
+        self.alarm.sleepers.borrow_mut().remove(&self.place);
     }
 }
 
@@ -174,7 +152,7 @@ mod tests {
                 task.await.unwrap();
             }
             assert_eq!(*order.borrow(), [10, 20, 30]);
-            assert!(alarm.wakers.borrow().is_empty());
+            assert!(alarm.sleepers.borrow().is_empty());
         });
     }
 }
