@@ -109,15 +109,15 @@ mod tests {
         has_header: &|_, _| false,
     };
 
-    #[test]
-    fn the_first_route_whose_conditions_hold_wins() {
+    fn tiers() -> Policy {
         let mut policy = policy(&[], &[]);
+        let tools = FeatureMatch {
+            required: Features::TOOLS,
+            forbidden: Features::IMAGES,
+        };
         policy.routes = vec![
             Route {
-                features: FeatureMatch {
-                    required: Features::TOOLS,
-                    forbidden: Features::IMAGES,
-                },
+                features: tools,
                 ..route("m")
             },
             Route {
@@ -139,24 +139,61 @@ mod tests {
             },
             route("n"),
         ];
-        assert_eq!(ask(&policy, PLAIN), Classified::NoRoute);
-        let tools = Question {
-            features: Features::TOOLS,
-            ..PLAIN
-        };
-        assert_eq!(ask(&policy, tools), Classified::Route(0));
-        let images = Features::TOOLS.with(Features::IMAGES);
-        assert_eq!(
-            ask(
-                &policy,
+        policy
+    }
+
+    #[test]
+    fn the_first_route_whose_conditions_hold_wins() {
+        let policy = tiers();
+        let both = Features::TOOLS.with(Features::IMAGES);
+        let gold = |name: &str, value: &str| name == "x-tier" && value == "gold";
+        let embeddings = Endpoints::EMBEDDINGS;
+        for (question, answer) in [
+            (PLAIN, Classified::NoRoute),
+            (
                 Question {
-                    features: images,
+                    features: Features::TOOLS,
                     ..PLAIN
-                }
+                },
+                Classified::Route(0),
             ),
-            Classified::NoRoute
-        );
-        for (bytes, route) in [
+            (
+                Question {
+                    features: both,
+                    ..PLAIN
+                },
+                Classified::NoRoute,
+            ),
+            (
+                Question {
+                    has_header: &gold,
+                    ..PLAIN
+                },
+                Classified::Route(2),
+            ),
+            (
+                Question {
+                    endpoint: embeddings,
+                    ..PLAIN
+                },
+                Classified::Route(3),
+            ),
+            (
+                Question {
+                    model: "n",
+                    ..PLAIN
+                },
+                Classified::Route(5),
+            ),
+        ] {
+            assert_eq!(ask(&policy, question), answer);
+        }
+    }
+
+    #[test]
+    fn body_bounds_are_inclusive_and_the_largest_is_none() {
+        let policy = tiers();
+        for (body_bytes, answer) in [
             (999, Classified::NoRoute),
             (1000, Classified::Route(1)),
             (2000, Classified::Route(1)),
@@ -168,40 +205,14 @@ mod tests {
                 ask(
                     &policy,
                     Question {
-                        body_bytes: bytes,
+                        body_bytes,
                         ..PLAIN
                     }
                 ),
-                route,
-                "{bytes}"
+                answer,
+                "{body_bytes}"
             );
         }
-        let gold = |name: &str, value: &str| name == "x-tier" && value == "gold";
-        assert_eq!(
-            ask(
-                &policy,
-                Question {
-                    has_header: &gold,
-                    ..PLAIN
-                }
-            ),
-            Classified::Route(2)
-        );
-        let embeddings = Question {
-            endpoint: Endpoints::EMBEDDINGS,
-            ..PLAIN
-        };
-        assert_eq!(ask(&policy, embeddings), Classified::Route(1 + 2));
-        assert_eq!(
-            ask(
-                &policy,
-                Question {
-                    model: "n",
-                    ..PLAIN
-                }
-            ),
-            Classified::Route(5)
-        );
     }
 
     #[test]

@@ -106,8 +106,9 @@ fn gate(engine: &Engine, usable: bool) -> Gate {
     }
 }
 
-/// A decoded policy lists engines and eligible sets by rising slot and names only what it holds; what an unchecked one names besides is left out
-/// here, since no request may go outside the eligible set.
+/// A decoded policy lists engines and eligible sets by rising slot and names only what it holds;
+/// what an unchecked one names besides is left out here, since no request may go outside the
+/// eligible set.
 fn prepare(class: &Class, policy: &Policy, engines: &[(u64, Gate)]) -> ClassIndex {
     let mut candidates = Vec::with_capacity(class.eligible.len());
     for eligible in &class.eligible {

@@ -128,7 +128,8 @@ mod tests {
              named_metrics.num_requests_waiting=3.0",
             "Endpoint-Load-Metrics: JSON {\"named_metrics\": {\"kv_cache_usage_perc\": 0.25, \
              \"num_requests_waiting\": 3}}",
-            "endpoint-load-metrics-json: {\"kv_cache_utilization\":0.25,\"num_requests_waiting\":3}",
+            "endpoint-load-metrics-json: {\"kv_cache_utilization\":0.25,\
+             \"num_requests_waiting\":3}",
         ] {
             assert_eq!(report(line), expected, "{line}");
         }

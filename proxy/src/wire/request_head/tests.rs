@@ -49,7 +49,8 @@ fn refused(bytes: &[u8], error: HeadError) {
 
 #[test]
 fn a_plain_request_is_understood() {
-    let bytes = b"POST /v1/chat/completions?a=%2F.. HTTP/1.1\r\nHost: x:80\r\nContent-Length: 27\r\n\r\nrest";
+    let bytes = b"POST /v1/chat/completions?a=%2F.. HTTP/1.1\r\nHost: x:80\r\n\
+                  Content-Length: 27\r\n\r\nrest";
     let head = head(bytes);
     assert_eq!(head.len, bytes.len() - 4);
     assert_eq!(head.method, Method::Post);
