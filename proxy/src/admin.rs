@@ -1,28 +1,33 @@
-//! The admin server: health, readiness and metrics, on threads that no request can starve.
+//! The admin server: health, readiness and metrics, on a thread that no request can starve.
 //!
-//! A tiny HTTP/1.1 server on blocking sockets. It is not a shard's task, because a probe must be
-//! answered while shards are busy, and not a framework, because three fixed pages need none. Each
-//! connection serves one request and is closed; every read and write has a deadline, so a silent
-//! peer holds one of a few threads for a moment and no more.
+//! A tiny HTTP/1.1 server. It is not a shard's task, because a probe must be answered while shards
+//! are busy, and not a framework, because three fixed pages need none. One thread polls all its
+//! connections, so that silent peers cost a descriptor and never a place in a queue; each
+//! connection serves one request, and every step has a deadline.
 
 use std::io::{self, Read, Write};
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::{Shutdown as Close, SocketAddr, TcpListener, TcpStream};
+use std::os::fd::AsRawFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::clock::boottime_ns;
 use crate::config::{Config, IoDriver};
+use crate::driver::sys;
 use crate::metrics::{Page, ProcessMetrics, Rung, ShardMetrics, render};
 use crate::shutdown::{Phase, Shutdown};
 
-/// Threads that answer.
-const THREADS: usize = 8;
+/// Connections at one time; a further one takes the place of the oldest.
+const MAX_PEERS: usize = 256;
 /// Bytes of a request's head.
 const MAX_HEAD_BYTES: usize = 8 * 1024;
-/// Time for a whole request to arrive, and for an answer to be taken.
-const READ_WITHIN: Duration = Duration::from_secs(1);
+/// Time for a whole request to arrive, for an answer to be taken, and for the peer's close.
+const READ_WITHIN: Duration = Duration::from_secs(2);
 const WRITE_WITHIN: Duration = Duration::from_secs(2);
-/// Pause after a failed accept: with no descriptor left it would fail again at once.
+const CLOSE_WITHIN: Duration = Duration::from_secs(1);
+/// Longest wait, and the pause after a failed accept: with no descriptor left it would fail again
+/// at once.
+const IDLE: Duration = Duration::from_secs(10);
 const ACCEPT_PAUSE: Duration = Duration::from_millis(20);
 
 /// What the pages show.
@@ -44,79 +49,210 @@ pub struct View {
 /// # Errors
 /// When the address cannot be listened on.
 pub fn bind(address: SocketAddr) -> io::Result<TcpListener> {
-    TcpListener::bind(address)
+    let listener = TcpListener::bind(address)?;
+    listener.set_nonblocking(true)?;
+    Ok(listener)
 }
 
-/// Starts the threads that answer on `listener` until the process ends.
+/// Starts the thread that answers on `listener` until the process ends.
 ///
 /// # Errors
-/// When a thread cannot be made.
+/// When the thread cannot be made.
 pub fn serve(listener: TcpListener, view: View) -> io::Result<()> {
-    let shared = Arc::new((listener, view));
-    for _ in 0..THREADS {
-        let shared = Arc::clone(&shared);
-        let run = move || {
-            let (listener, view) = &*shared;
-            loop {
-                match listener.accept() {
-                    // A peer that breaks off is its own business; nothing is left to do for it.
-                    Ok((mut stream, _)) => drop(answer(&mut stream, view)),
-                    Err(_) => std::thread::sleep(ACCEPT_PAUSE),
-                }
-            }
-        };
-        std::thread::Builder::new()
-            .name("admin".to_owned())
-            .spawn(run)?;
-    }
-    Ok(())
-}
-
-fn answer(stream: &mut TcpStream, view: &View) -> io::Result<()> {
-    stream.set_nodelay(true)?;
-    stream.set_write_timeout(Some(WRITE_WITHIN))?;
-    let reply = match read_head(stream, Instant::now() + READ_WITHIN)? {
-        Ok(head) => route(&head, view),
-        Err(refusal) => refusal,
+    let run = move || {
+        let mut peers = Vec::new();
+        loop {
+            wait(&listener, &peers);
+            accept(&listener, &mut peers);
+            let now = Instant::now();
+            peers.retain_mut(|peer| peer.step(&view, now));
+        }
     };
-    stream.write_all(&reply.bytes())?;
-    stream.shutdown(std::net::Shutdown::Write)
+    std::thread::Builder::new()
+        .name("admin".to_owned())
+        .spawn(run)
+        .map(drop)
 }
 
-/// Reads to the end of the request's head; the inner error is what the peer is told instead.
-fn read_head(stream: &mut TcpStream, deadline: Instant) -> io::Result<Result<Vec<u8>, Reply>> {
-    let mut head = Vec::with_capacity(1024);
+/// Waits until something can be done.
+fn wait(listener: &TcpListener, peers: &[Peer]) {
+    let entry = |fd: i32, events: i16| libc::pollfd {
+        fd,
+        events,
+        revents: 0,
+    };
+    let mut entries = vec![entry(listener.as_raw_fd(), libc::POLLIN)];
+    entries.extend(
+        peers
+            .iter()
+            .map(|peer| entry(peer.stream.as_raw_fd(), peer.events())),
+    );
+    let now = Instant::now();
+    let nearest = peers
+        .iter()
+        .map(|peer| peer.deadline.saturating_duration_since(now))
+        .min();
+    if sys::wait_ready(&mut entries, nearest.unwrap_or(IDLE).min(IDLE)).is_err() {
+        std::thread::sleep(ACCEPT_PAUSE);
+    }
+}
+
+fn accept(listener: &TcpListener, peers: &mut Vec<Peer>) {
+    // As many a turn as there are places, so that a flood does not keep the others waiting.
+    for _ in 0..MAX_PEERS {
+        match listener.accept() {
+            Ok((stream, _)) => {
+                if peers.len() == MAX_PEERS {
+                    peers.remove(0);
+                }
+                peers.extend(Peer::new(stream));
+            }
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
+            Err(_) => return std::thread::sleep(ACCEPT_PAUSE),
+        }
+    }
+}
+
+/// One connection.
+struct Peer {
+    stream: TcpStream,
+    state: State,
+    deadline: Instant,
+}
+
+/// How far a connection has come.
+enum State {
+    /// The head so far.
+    Reading(Vec<u8>),
+    /// The answer, and how much of it is written.
+    Writing(Vec<u8>, usize),
+    /// Everything is said. What the peer still sends is read and dropped, because a close with
+    /// unread bytes would reset the connection and could destroy the answer on its way.
+    Closing,
+}
+
+impl Peer {
+    /// A connection that the kernel does not let us set up is dropped.
+    fn new(stream: TcpStream) -> Option<Self> {
+        stream.set_nonblocking(true).ok()?;
+        let deadline = Instant::now() + READ_WITHIN;
+        Some(Self {
+            stream,
+            state: State::Reading(Vec::new()),
+            deadline,
+        })
+    }
+
+    fn events(&self) -> i16 {
+        match self.state {
+            State::Reading(_) | State::Closing => libc::POLLIN,
+            State::Writing(..) => libc::POLLOUT,
+        }
+    }
+
+    /// Goes as far as it can; false when the connection is over.
+    fn step(&mut self, view: &View, now: Instant) -> bool {
+        loop {
+            let done = match &mut self.state {
+                State::Reading(head) => match read_head(&mut self.stream, head) {
+                    Ok(()) => Ok(Some(route(head, view))),
+                    Err(Stop::Refuse(reply)) => Ok(Some(reply)),
+                    Err(Stop::Wait) if now >= self.deadline => Ok(Some(Reply::text(
+                        408,
+                        "Request Timeout",
+                        "the request came too slowly\n",
+                    ))),
+                    Err(stop) => Err(stop),
+                },
+                State::Writing(bytes, written) => {
+                    write_some(&mut self.stream, bytes, written).map(|()| None)
+                }
+                State::Closing => discard(&mut self.stream).map(|()| None),
+            };
+            match (done, &self.state) {
+                (Ok(Some(reply)), _) => {
+                    self.state = State::Writing(reply.bytes(), 0);
+                    self.deadline = now + WRITE_WITHIN;
+                }
+                (Ok(None), State::Writing(..)) if self.stream.shutdown(Close::Write).is_ok() => {
+                    self.state = State::Closing;
+                    self.deadline = now + CLOSE_WITHIN;
+                }
+                (Err(Stop::Wait), _) => return now < self.deadline,
+                _ => return false,
+            }
+        }
+    }
+}
+
+/// Why a step goes no further.
+enum Stop {
+    /// Nothing more can be done now.
+    Wait,
+    /// The connection is of no more use.
+    Broken,
+    /// The request is refused.
+    Refuse(Reply),
+}
+
+impl From<io::Error> for Stop {
+    fn from(error: io::Error) -> Self {
+        match error.kind() {
+            io::ErrorKind::WouldBlock => Self::Wait,
+            _ => Self::Broken,
+        }
+    }
+}
+
+/// Reads to the end of the request's head.
+fn read_head(stream: &mut TcpStream, head: &mut Vec<u8>) -> Result<(), Stop> {
     let mut piece = [0; 1024];
     loop {
-        let left = deadline.saturating_duration_since(Instant::now());
-        if left.is_zero() {
-            return Ok(Err(Reply::text(
-                408,
-                "Request Timeout",
-                "the request came too slowly\n",
-            )));
-        }
-        stream.set_read_timeout(Some(left))?;
         match stream.read(&mut piece) {
-            Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+            Ok(0) => return Err(Stop::Broken),
             Ok(count) => head.extend_from_slice(&piece[..count]),
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            // The deadline, as the kernel spells it.
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-            Err(error) => return Err(error),
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+            Err(error) => return Err(error.into()),
         }
-        if memchr::memmem::find(&head, b"\r\n\r\n").is_some() {
-            return Ok(Ok(head));
+        if memchr::memmem::find(head, b"\r\n\r\n").is_some() {
+            return Ok(());
         }
         if head.len() > MAX_HEAD_BYTES {
             let reason = "Request Header Fields Too Large";
-            return Ok(Err(Reply::text(
+            return Err(Stop::Refuse(Reply::text(
                 431,
                 reason,
                 "the head has more than 8 KiB\n",
             )));
         }
     }
+}
+
+/// Writes what is left of `bytes`.
+fn write_some(stream: &mut TcpStream, bytes: &[u8], written: &mut usize) -> Result<(), Stop> {
+    while *written < bytes.len() {
+        match stream.write(&bytes[*written..]) {
+            Ok(0) => return Err(Stop::Broken),
+            Ok(count) => *written += count,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Ok(())
+}
+
+/// Reads up to the peer's end, at most a few pieces a turn.
+fn discard(stream: &mut TcpStream) -> Result<(), Stop> {
+    let mut piece = [0; 4096];
+    for _ in 0..16 {
+        match stream.read(&mut piece) {
+            Ok(0) => return Ok(()),
+            Ok(_) => {}
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Err(Stop::Wait)
 }
 
 /// The answer to a request's head.
@@ -291,7 +427,7 @@ mod tests {
     }
 
     #[test]
-    fn a_request_in_pieces_is_answered_over_a_socket() {
+    fn a_request_is_answered_over_a_socket() {
         let text = exchange(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n");
         assert!(text.starts_with("HTTP/1.1 200 OK\r\n"), "{text}");
         assert!(text.ends_with("\r\n\r\nalive\n"), "{text}");

@@ -30,12 +30,10 @@ use crate::shutdown::Shutdown;
 pub enum Exit {
     /// Every request was finished.
     Drained = 0,
-    /// The drain timeout broke requests off.
+    /// The drain timeout, or a second signal, broke off what was left.
     Forced = 3,
-    /// A second signal ended the process at once.
-    Interrupted = 4,
     /// A shard died.
-    ShardDied = 5,
+    ShardDied = 4,
 }
 
 /// Why the process cannot start.
@@ -268,7 +266,7 @@ impl Proxy {
                 }
                 Ok(Event::Signal(signal)) => {
                     tracing::warn!(signal, "asked again: ending at once");
-                    return Some(Exit::Interrupted);
+                    return Some(Exit::Forced);
                 }
                 Ok(Event::Shard(ended)) => {
                     if let Some(exit) = self.shard_ended(&ended, within.is_some()) {
@@ -323,7 +321,7 @@ fn event_threads(shard_ends: mpsc::Receiver<Ended>) -> std::io::Result<mpsc::Rec
         }),
     )?;
     spawn(
-        "shard-ends",
+        "ends",
         Box::new(move || {
             for ended in shard_ends {
                 if sender.send(Event::Shard(ended)).is_err() {
@@ -333,4 +331,107 @@ fn event_threads(shard_ends: mpsc::Receiver<Ended>) -> std::io::Result<mpsc::Rec
         }),
     )?;
     Ok(events)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A proxy of two shards whose events the test sends.
+    fn proxy() -> (mpsc::Sender<Event>, Proxy) {
+        let (sender, events) = mpsc::channel();
+        let any = SocketAddr::from(([127, 0, 0, 1], 0));
+        let ready = Ready {
+            ready: true,
+            listen: vec![any],
+            admin: any,
+            io_driver: "epoll",
+            shards: 2,
+            pid: 1,
+        };
+        let proxy = Proxy {
+            ready,
+            events,
+            shutdown: Arc::default(),
+            shards: vec![Arc::default(), Arc::default()],
+            running: 2,
+            forced: false,
+        };
+        (sender, proxy)
+    }
+
+    fn config(drain_timeout_s: u64) -> Config {
+        let text = format!(
+            "frontend = 'A'\nlisten = ['127.0.0.1:0']\nrun_dir = '/nowhere'\n\
+             drain_timeout_s = {drain_timeout_s}\n"
+        );
+        let host = crate::config::Host { cores: 1 };
+        crate::config::parse(&text, "proxy.toml".as_ref(), host).unwrap()
+    }
+
+    fn finished(shard: u16, end: ShardEnd) -> Event {
+        Event::Shard(Ended::Finished { shard, end })
+    }
+
+    /// How a process ends that these events reach, the first before it begins to wait.
+    fn exit_after(drain_timeout_s: u64, events: impl IntoIterator<Item = Event>) -> Exit {
+        let (sender, mut proxy) = proxy();
+        events
+            .into_iter()
+            .for_each(|event| sender.send(event).unwrap());
+        proxy.until_end(&config(drain_timeout_s))
+    }
+
+    #[test]
+    fn a_drain_that_finishes_everything_is_a_good_end() {
+        let events = [
+            Event::Signal(libc::SIGTERM),
+            finished(0, ShardEnd::Drained),
+            finished(1, ShardEnd::Drained),
+        ];
+        assert_eq!(exit_after(60, events), Exit::Drained);
+    }
+
+    #[test]
+    fn one_shard_that_broke_requests_off_tells() {
+        let events = [
+            Event::Signal(libc::SIGTERM),
+            finished(0, ShardEnd::Forced),
+            finished(1, ShardEnd::Drained),
+        ];
+        assert_eq!(exit_after(60, events), Exit::Forced);
+    }
+
+    #[test]
+    fn a_drain_has_an_end_even_if_shards_have_none() {
+        let (sender, mut proxy) = proxy();
+        sender.send(Event::Signal(libc::SIGTERM)).unwrap();
+        assert_eq!(proxy.until_end(&config(0)), Exit::Forced);
+        assert_eq!(proxy.shutdown.phase(), crate::shutdown::Phase::Forced);
+    }
+
+    #[test]
+    fn j01_a_second_signal_ends_the_process_at_once() {
+        let events = [Event::Signal(libc::SIGTERM), Event::Signal(libc::SIGINT)];
+        assert_eq!(exit_after(60, events), Exit::Forced);
+    }
+
+    #[test]
+    fn a_shard_that_dies_or_leaves_unasked_ends_the_process() {
+        let died = || {
+            Event::Shard(Ended::Died {
+                shard: 1,
+                panic: "injected".to_owned(),
+            })
+        };
+        assert_eq!(exit_after(60, [died()]), Exit::ShardDied);
+        assert_eq!(
+            exit_after(60, [Event::Signal(libc::SIGTERM), died()]),
+            Exit::ShardDied
+        );
+        assert_eq!(
+            exit_after(60, [finished(0, ShardEnd::Drained)]),
+            Exit::ShardDied
+        );
+    }
 }

@@ -6,6 +6,7 @@
 
 use std::io;
 use std::mem::MaybeUninit;
+use std::time::Duration;
 
 /// Signals that end the process in good order.
 const END_SIGNALS: [i32; 2] = [libc::SIGTERM, libc::SIGINT];
@@ -98,6 +99,21 @@ pub fn raise_open_files() -> io::Result<u64> {
     // SAFETY: the kernel reads `limit` and keeps no pointer.
     check(unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &limit) })?;
     Ok(limit.rlim_cur)
+}
+
+/// Waits until one of `sockets` is ready as its entry asks, or the time is over.
+///
+/// # Errors
+/// When the kernel has no memory for it.
+pub fn wait_ready(sockets: &mut [libc::pollfd], timeout: Duration) -> io::Result<()> {
+    let count = libc::nfds_t::try_from(sockets.len()).unwrap_or(libc::nfds_t::MAX);
+    // Rounded up: a wait that ends a moment before its deadline would be begun again at once.
+    let timeout_ms = i32::try_from(timeout.as_millis().saturating_add(1)).unwrap_or(i32::MAX);
+    // SAFETY: the kernel writes only into the entries of the slice.
+    match unsafe { libc::poll(sockets.as_mut_ptr(), count, timeout_ms) } {
+        -1 => Err(io::Error::last_os_error()),
+        _ => Ok(()),
+    }
 }
 
 /// Bytes of memory that may be locked; `None` for no bound.

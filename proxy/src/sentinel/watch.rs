@@ -19,8 +19,11 @@ pub(super) struct Watch {
     dir: PathBuf,
     kind: Kind,
     reader: Option<Reader>,
-    /// Sequence at the last read that came to an end, good or bad.
+    /// Sequence before the last read that came to an end, good or bad. Taken before, so that what
+    /// is published during a read is read next time.
     seen: Option<u64>,
+    /// Last publication that was handed on: a replaced file may hold the same one again.
+    last: Option<Stamp>,
     next_open_ns: u64,
     next_stat_ns: u64,
     last_complaint: Option<String>,
@@ -47,6 +50,7 @@ impl Watch {
             kind,
             reader: None,
             seen: None,
+            last: None,
             next_open_ns: 0,
             next_stat_ns: 0,
             last_complaint: None,
@@ -59,7 +63,8 @@ impl Watch {
         let Some(reader) = &mut self.reader else {
             return self.open(now_ns);
         };
-        let mut must_read = self.seen != Some(reader.sequence());
+        let sequence = reader.sequence();
+        let mut must_read = self.seen != Some(sequence);
         if now_ns >= self.next_stat_ns {
             self.next_stat_ns = now_ns + STAT_NS;
             must_read |= reader.is_replaced();
@@ -68,23 +73,22 @@ impl Watch {
             return Look::Quiet;
         }
         let result = reader.read(&mut self.payload);
-        let sequence = reader.sequence();
+        if !matches!(result, Ok(Read::Busy)) {
+            self.seen = Some(sequence);
+        }
         match result {
-            // The next look tries again; the sequence that was met is not settled.
-            Ok(Read::Busy) => Look::Quiet,
-            Ok(Read::Empty) => {
-                self.seen = Some(sequence);
-                Look::Quiet
-            }
+            Ok(Read::Busy | Read::Empty) => Look::Quiet,
             Ok(Read::Fresh(stamp)) => {
                 self.last_complaint = None;
-                self.seen = Some(sequence);
-                Look::New(stamp)
+                let is_new = self.last != Some(stamp);
+                self.last = Some(stamp);
+                if is_new {
+                    Look::New(stamp)
+                } else {
+                    Look::Quiet
+                }
             }
-            Err(error) => {
-                self.seen = Some(sequence);
-                self.complain(&error)
-            }
+            Err(error) => self.complain(&error),
         }
     }
 
