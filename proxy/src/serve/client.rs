@@ -66,7 +66,8 @@ impl Client {
         self.alarm.set(due_ns.min(self.total_due_ns));
     }
 
-    /// Does `work` unless something interrupts it. Interrupted work is dropped.
+    /// Does `work` unless something interrupts it. Interrupted work is dropped. A deadline that has
+    /// passed keeps interrupting until another is set, so each phase sets its own first.
     pub(crate) async fn during<T>(
         &mut self,
         work: impl Future<Output = T>,

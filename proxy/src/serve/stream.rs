@@ -151,8 +151,7 @@ impl Stream<'_> {
             std::mem::swap(input, out);
         }
         if !input.is_empty() {
-            self.client
-                .set_deadline(monotonic_ns().saturating_add(self.patience.idle_ns));
+            self.client.set_deadline(now_after(self.patience.idle_ns));
             *input = self.client.write(std::mem::take(input)).await?;
             input.clear();
             self.seen = true;
@@ -194,6 +193,8 @@ impl Stream<'_> {
                     });
                 }
                 Err(Interrupt::Due) if hold_due_ns < silence_due_ns && !self.total_is_over() => {
+                    // The deadline that just passed must not end this write as well.
+                    self.client.set_deadline(now_after(self.patience.idle_ns));
                     *out = self.client.write(std::mem::take(out)).await?;
                     out.clear();
                     self.seen = true;
@@ -216,4 +217,9 @@ impl Stream<'_> {
             (false, _) => Ending::Unseen(AttemptEnd::ResetBeforeBody),
         }
     }
+}
+
+/// The moment `wait_ns` from now.
+fn now_after(wait_ns: u64) -> u64 {
+    monotonic_ns().saturating_add(wait_ns)
 }
