@@ -12,8 +12,9 @@
 
 use crate::atomic::{AtomicU64, Ordering, fence};
 
-/// How often a reader tries before it gives up for this time.
-pub const TRIES: u32 = 8;
+/// How often a reader tries before it gives up for this time. Models try twice: more tries only
+/// repeat what two show, at a price.
+pub const TRIES: u32 = if cfg!(loom) { 2 } else { 8 };
 /// Bit of the sequence that says that another file took this one's place.
 pub const REPLACED: u64 = 1 << 63;
 
