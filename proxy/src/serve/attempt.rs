@@ -111,6 +111,10 @@ impl Attempt {
             );
             let end = match exchanged.await {
                 Ok(answer) => {
+                    // A pooled connection may carry the trial of an engine that was backed off.
+                    let mut back_offs = shard.back_offs.borrow_mut();
+                    back_offs.succeeded(self.engine.slot, self.engine.generation);
+                    drop(back_offs);
                     let upload_us = answer.sent_ns.map(|at| at.saturating_sub(begun_ns) / 1_000);
                     self.measure(|cell| upload_us.into_iter().for_each(|us| cell.upload_us(us)));
                     return Ok(Opened { conn, answer });
