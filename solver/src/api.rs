@@ -2,6 +2,7 @@
 //!
 //! Read-only; it changes nothing, so that it may be scraped by anybody who reaches it.
 
+mod bounded;
 pub mod status;
 
 use std::io;
@@ -14,6 +15,7 @@ use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Json, Response};
 use axum::routing::get;
 
+use self::bounded::Bounded;
 use self::status::Status;
 use crate::run::shared::Shared;
 
@@ -25,7 +27,7 @@ use crate::run::shared::Shared;
 pub async fn serve(shared: Arc<Shared>, listener: io::Result<TcpListener>) {
     let listener = listener.and_then(tokio::net::TcpListener::from_std);
     let served = match listener {
-        Ok(listener) => axum::serve(listener, router(shared)).await,
+        Ok(listener) => axum::serve(Bounded::new(listener), router(shared)).await,
         Err(error) => Err(error),
     };
     if let Err(error) = served {

@@ -381,6 +381,8 @@ fn demand_comes_from_signal_pages_with_what_was_shed() {
         (demand(&solver).0 < 10.0).then_some(())
     });
     assert_eq!(demand(&solver).1, 1);
+    assert!(solver.status()["frontends"][1]["demand_age_s"].is_number());
+    assert!(solver.status()["frontends"][0]["demand_age_s"].is_null());
     // Offered, not admitted, is what counts.
     eventually("demand of a busy proxy", || {
         for _ in 0..20 {

@@ -86,6 +86,8 @@ pub struct FrontendStatus {
     pub hosts: u32,
     /// Demand of all its classes that the plan is for, requests per second.
     pub demand_rps: f64,
+    /// Time since signal pages last told its demand, seconds; until then the start value stands.
+    pub demand_age_s: Option<f64>,
     /// Its classes.
     pub classes: Vec<ClassStatus>,
 }
@@ -270,6 +272,7 @@ fn frontend(
         signal_pages: record.live_pages,
         hosts: record.live_hosts,
         demand_rps: classes.iter().map(|class| class.demand_rps).sum(),
+        demand_age_s: age_s(record.measured_at),
         classes,
     }
 }

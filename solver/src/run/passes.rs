@@ -229,6 +229,9 @@ fn record_signals(shared: &Shared, core: &Core, deltas: &[Delta]) {
             frontend.live_pages = delta.live_pages;
             frontend.live_hosts = delta.live_hosts;
             frontend.adopted_version = delta.adopted_version;
+            if delta.measured {
+                frontend.measured_at = Some(Instant::now());
+            }
             frontend.demand = topology
                 .class_ids()
                 .map(|class| core.demand.reading(id, class))

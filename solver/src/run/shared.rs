@@ -79,6 +79,8 @@ pub struct FrontendRecord {
     pub live_hosts: u32,
     /// Oldest policy version that a live shard runs.
     pub adopted_version: Option<u64>,
+    /// When its demand was last measured.
+    pub measured_at: Option<Instant>,
     /// How steady demand is, by class.
     pub demand: Vec<Reading>,
 }
