@@ -23,6 +23,8 @@ use super::topology::{ClassId, EngineId, FrontendId, Profile, Topology};
 const LEAST_SPARE: f64 = 0.05;
 /// Standard deviations of a Poisson count by which an allowance exceeds its mean.
 const ALLOWANCE_SIGMA: f64 = 3.0;
+/// Most addresses of one engine in a policy.
+const MAX_ADDRESSES: usize = 16;
 /// Largest allowance.
 const MOST_ALLOWANCE: f64 = 1e6;
 
@@ -297,7 +299,7 @@ fn engine(parts: &Parts<'_>, frontend: FrontendId, id: EngineId, hosts: u32) -> 
         id: described.name.clone(),
         kind: described.kind.clone(),
         region: described.region.clone(),
-        addresses: addresses.clone(),
+        addresses: addresses.iter().take(MAX_ADDRESSES).copied().collect(),
         protocol: described.protocol,
         authority: described.authority.clone().unwrap_or_else(|| host_port.to_owned()),
         sni: if tls { name.trim_matches(['[', ']']).to_owned() } else { String::new() },

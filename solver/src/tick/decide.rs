@@ -10,11 +10,13 @@ use super::state::TickState;
 use super::world::standing_weights;
 use super::Reason;
 use crate::model::optimise::{Solution, evaluate};
-use crate::model::problem::Problem;
+use crate::model::problem::{Problem, Source};
 use crate::model::topology::{FrontendId, Topology};
 
 /// What rounding may leave between a utilisation and 1.
 const TOLERANCE: f64 = 1e-6;
+/// Part of a step that counts as all of it.
+const NEARLY: f64 = 0.99;
 /// Relative change of an admitted rate that counts as a change of what must be shed.
 const ADMITTED_CHANGE: f64 = 0.05;
 
@@ -91,8 +93,22 @@ fn gain(
     }
     // What is refused is the same on both sides and would drown the difference.
     let (old, new) = (stands.total() - stands.shed, solution.terms.total() - solution.terms.shed);
-    let worth = topology.settings.publish_benefit.value() * old;
+    // A bounded step shows a part of the gain of the whole move: it has to be worth its part only.
+    let part = if stepped(problem, solution) { problem.max_step } else { 1.0 };
+    let worth = topology.settings.publish_benefit.value() * part * old;
     (old - new > worth && old > 0.0).then_some(Reason::Benefit)
+}
+
+/// Whether the bound on movement per pass held a source back.
+fn stepped(problem: &Problem, solution: &Solution) -> bool {
+    let held_back = |(source, shares): (&Source, &Vec<f64>)| {
+        let Some(previous) = source.previous.as_ref().filter(|_| source.fixed.is_none()) else {
+            return false;
+        };
+        let moved: f64 = shares.iter().zip(previous).map(|(x, w)| (x - w).max(0.0)).sum();
+        moved >= NEARLY * problem.max_step
+    };
+    problem.sources.iter().zip(&solution.shares).any(held_back)
 }
 
 /// Whether anything but weights, rates and what follows from them differs.

@@ -20,6 +20,8 @@ use crate::model::units::{NonNegative, Number, Positive};
 
 /// Most frontends of one topology.
 const MAX_FRONTENDS: usize = 1_024;
+/// Longest text of other kinds, bytes.
+pub(super) const MAX_TEXT: usize = 255;
 /// Longest name, bytes.
 const MAX_NAME: usize = 128;
 /// Shed cost of the highest priority, and the factor from one priority to the next lower.
@@ -275,7 +277,10 @@ fn engine(
         Some(v) if !v.get_ref().starts_with('/') => {
             Err(source.refuse_value(key(suffix), v, "a path beginning with '/'"))
         }
-        Some(v) => Ok(Some(v.get_ref().clone())),
+        Some(v) => {
+            plain_text(source, &key(suffix), v.get_ref(), true, v.span())?;
+            Ok(Some(v.get_ref().clone()))
+        }
         None => Ok(None),
     };
     let small = |suffix: &str, value: &raw::Whole| {
@@ -290,6 +295,16 @@ fn engine(
         &given.kind,
         first.map_or("", |route| route.model.get_ref()),
     )?;
+    let texts = [
+        ("kind", given.kind.get_ref().as_str(), false),
+        ("region", &given.region, false),
+        ("credential", &given.credential, false),
+        ("authority", given.authority.as_deref().unwrap_or("x"), true),
+        ("server_name", given.server_name.as_deref().unwrap_or("x"), true),
+    ];
+    for (suffix, text, graphic) in texts {
+        plain_text(source, &key(suffix), text, graphic, entry.span())?;
+    }
     let Some(capacity) = &given.capacity else {
         let problem = key("capacity is missing: give rps, or prefill_tps and decode_tps, or \
                            max_running");
@@ -334,6 +349,27 @@ fn engine(
     })
 }
 
+/// Refuses text that a policy cannot carry: too long, with control characters, or, where it ends
+/// up in a request's head, anything but printable ASCII without spaces.
+pub(super) fn plain_text(
+    source: &Source<'_>,
+    key: &str,
+    text: &str,
+    graphic: bool,
+    span: Range<usize>,
+) -> Result<(), TopologyError> {
+    let fits = text.len() <= MAX_TEXT && !text.chars().any(char::is_control);
+    if fits && (!graphic || (!text.is_empty() && text.bytes().all(|b| b.is_ascii_graphic()))) {
+        return Ok(());
+    }
+    let allowed = match graphic {
+        true => "printable ASCII without spaces",
+        false => "text without control characters",
+    };
+    let shown: String = text.chars().take(60).collect();
+    Err(source.refuse(span, format!("{key} = {shown:?}: must be {allowed}, at most {MAX_TEXT} bytes")))
+}
+
 fn address(
     source: &Source<'_>,
     frontends: &[Frontend],
@@ -345,7 +381,10 @@ fn address(
         let text = value.get_ref();
         let port = text.rsplit_once(':').filter(|(host, _)| !host.is_empty());
         match port.and_then(|(_, port)| port.parse::<u16>().ok()) {
-            Some(1..) => Ok(text.clone()),
+            Some(1..) => {
+                plain_text(source, &key, text, true, value.span())?;
+                Ok(text.clone())
+            }
             _ => Err(source.refuse_value(key, value, "\"host:port\" with a port from 1 to 65535")),
         }
     };

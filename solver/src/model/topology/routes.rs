@@ -11,7 +11,7 @@ use pointsman_shm::policy::{Endpoints, FeatureMatch, Features, Mode};
 use toml::Spanned;
 
 use super::locate::Source;
-use super::parse::{engine_named, find, list, mode, name, no_round_trip, unknown};
+use super::parse::{engine_named, find, list, mode, name, no_round_trip, plain_text, unknown};
 use super::{
     Class, ClassEngine, ClassId, Demand, EngineId, FrontendId, Mix, Route, RouteId, Topology,
     TopologyError, raw,
@@ -22,7 +22,7 @@ use crate::model::units::{NonNegative, Number};
 /// Tokens of a mean request where a route does not say.
 const TOKENS: (f64, f64) = (500.0, 100.0);
 /// Most headers one route may ask for, and their longest text, bytes.
-const MAX_HEADERS: (usize, usize) = (16, 1_024);
+const MAX_HEADERS: (usize, usize) = (16, 255);
 
 /// The operator's weights of a route by frontend, each as long as its eligible engines.
 type Static = Vec<Option<Vec<f64>>>;
@@ -213,9 +213,10 @@ fn route(
         return Err(source.refuse_value(key("body_bytes_max"), max, allowed));
     }
     let model = &given.model;
-    if model.get_ref().is_empty() || model.get_ref().len() > MAX_HEADERS.1 {
-        let allowed = format!("1 to {} bytes", MAX_HEADERS.1);
-        return Err(source.refuse_value(key("model"), model, allowed));
+    plain_text(source, &key("adapter"), &given.adapter, false, given.name.span())?;
+    plain_text(source, &key("model"), model.get_ref(), false, model.span())?;
+    if model.get_ref().is_empty() {
+        return Err(source.refuse_value(key("model"), model, "the name of a model"));
     }
     Ok(Route {
         model: model.get_ref().clone(),
@@ -297,8 +298,8 @@ fn headers(
             return Err(source.refuse(value.span(), problem));
         }
         let text = value.get_ref();
-        if text.len() + name.len() > MAX_HEADERS.1 || text.chars().any(char::is_control) {
-            let allowed = "a header value of at most 1024 bytes without control characters";
+        if text.len().max(name.len()) > MAX_HEADERS.1 || text.chars().any(char::is_control) {
+            let allowed = "a header value of at most 255 bytes without control characters";
             return Err(source.refuse_value(format!("{key}.{name}"), value, allowed));
         }
         list.push((name.to_ascii_lowercase(), text.clone()));
