@@ -1,5 +1,7 @@
 //! The command line of the synthetic world: one binary, one subcommand for each instrument.
 
+use std::process::ExitCode;
+
 use anyhow::Context;
 use clap::{Parser, Subcommand};
 use pointsman_bench::{engine, load, world};
@@ -22,22 +24,30 @@ enum Instrument {
     World(Box<world::Args>),
 }
 
-fn main() -> anyhow::Result<()> {
+fn main() -> ExitCode {
     let filter = tracing_subscriber::EnvFilter::try_from_default_env()
         .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("info"));
     tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_writer(std::io::stderr)
         .init();
-    let cli = Cli::parse();
+    match run(Cli::parse().instrument) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("pointsman-bench: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(instrument: Instrument) -> anyhow::Result<()> {
     pointsman_bench::sys::raise_open_files();
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
         .context("cannot start the runtime")?;
-    let local = tokio::task::LocalSet::new();
-    local.block_on(&runtime, async {
-        match cli.instrument {
+    tokio::task::LocalSet::new().block_on(&runtime, async {
+        match instrument {
             Instrument::Engine(args) => engine::run(*args).await,
             Instrument::Load(args) => load::run(*args).await,
             Instrument::World(args) => world::run(*args).await,

@@ -34,7 +34,7 @@ impl<'a> Stage<'a> {
             model: "m".to_owned(),
             frontends,
             engines: Vec::new(),
-            flat_profile: true,
+            simulated: true,
         };
         let mut stage = Self::empty(args, folder, scene)?;
         let regions = scene::REGIONS
@@ -88,7 +88,7 @@ impl<'a> Stage<'a> {
             model: args.model.clone().context("--engine needs --model")?,
             frontends: vec![frontend],
             engines: engines.collect::<anyhow::Result<_>>()?,
-            flat_profile: false,
+            simulated: false,
         };
         let mut stage = Self::empty(args, folder, scene)?;
         stage.start_solver(Demand::Signals).await?;

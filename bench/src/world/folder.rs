@@ -33,9 +33,14 @@ impl Folder {
         &self.path
     }
 
-    /// Leaves it there when the world ends.
-    pub(super) fn keep(&mut self) {
-        self.keep = true;
+    /// Leaves it there when the world ends, if there is anything in it to read; whether there is.
+    pub(super) fn keep(&mut self) -> bool {
+        let files = std::fs::read_dir(&self.path)
+            .into_iter()
+            .flatten()
+            .flatten();
+        self.keep |= files.filter(|entry| entry.path().is_file()).count() > 0;
+        self.keep
     }
 
     /// Writes a file into it.

@@ -78,8 +78,7 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
         () = interrupted => Ok(()),
     };
     screen.close();
-    if played.is_err() {
-        folder.keep();
+    if played.is_err() && folder.keep() {
         screen.say(&format!(
             "configurations and logs are kept in {}",
             folder.path().display()

@@ -56,8 +56,8 @@ pub(super) struct Scene {
     pub(super) model: String,
     pub(super) frontends: Vec<Frontend>,
     pub(super) engines: Vec<Engine>,
-    /// Flat to capacity, as the simulated engines are; real engines get the solver's assumed one.
-    pub(super) flat_profile: bool,
+    /// Simulated engines have a known profile and distance; real ones the solver's assumed profile.
+    pub(super) simulated: bool,
 }
 
 /// The regions: name, demand, planned capacity.
@@ -96,7 +96,7 @@ impl Scene {
                 "\n[[frontends]]\nname = \"{name}\"\nregion = \"{region}\"\nhosts = 1\n"
             );
         }
-        if self.flat_profile {
+        if self.simulated {
             let point = |utilisation: f64| {
                 format!(
                     "{{ utilisation = {utilisation:?}, ttft_ms = {TTFT_MS:?}, tbot_ms = {TBOT_MS:?} }}"
@@ -116,11 +116,7 @@ impl Scene {
     }
 
     fn write_engine(&self, engine: &Engine, text: &mut String) {
-        let kind = if self.flat_profile {
-            "simulated"
-        } else {
-            "real"
-        };
+        let kind = if self.simulated { "simulated" } else { "real" };
         let _ = write!(
             text,
             "\n[[engines]]\nname = \"{}\"\nregion = \"{}\"\nkind = \"{kind}\"\n\
@@ -141,13 +137,17 @@ impl Scene {
                 engine.address
             );
         }
-        for frontend in self.frontends.iter().filter(|_| self.flat_profile) {
+        for frontend in &self.frontends {
+            // Nobody has measured the way to a real engine here; the same to all moves no weight.
+            let ms = if self.simulated {
+                rtt_ms(&frontend.name, &engine.name)
+            } else {
+                1
+            };
             let _ = write!(
                 text,
-                "\n[[rtt]]\nfrontend = \"{}\"\nengine = \"{}\"\nms = {}\n",
-                frontend.name,
-                engine.name,
-                rtt_ms(&frontend.name, &engine.name)
+                "\n[[rtt]]\nfrontend = \"{}\"\nengine = \"{}\"\nms = {ms}\n",
+                frontend.name, engine.name
             );
         }
     }

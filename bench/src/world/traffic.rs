@@ -33,6 +33,8 @@ pub(super) struct Traffic {
     epoch: Cell<u64>,
     counts: RefCell<BTreeMap<(u64, usize), Counts>>,
     recent: RefCell<VecDeque<Second>>,
+    /// The first whole second.
+    began_s: u64,
 }
 
 /// A frontend's users.
@@ -92,6 +94,7 @@ impl Traffic {
             epoch: Cell::new(0),
             counts: RefCell::default(),
             recent: RefCell::default(),
+            began_s: monotonic_ns() / 1_000_000_000 + 1,
         });
         for frontend in 0..sources.len() {
             let rng = SmallRng::seed_from_u64(seed.wrapping_add(frontend as u64));
@@ -123,6 +126,8 @@ impl Traffic {
     /// Live figures of a pair: answers per second and mean TTFT in ms.
     pub(super) fn recent(&self, frontend: usize, engine: &str) -> (f64, Option<f64>) {
         let now = monotonic_ns() / 1_000_000_000;
+        // In the first seconds there is less to look back on.
+        let looked_s = now.saturating_sub(self.began_s).clamp(1, RECENT_S as u64);
         let seconds = self.recent.borrow();
         let whole = seconds
             .iter()
@@ -135,7 +140,7 @@ impl Traffic {
             }
         }
         let ttft_ms = (sum.answers > 0).then(|| sum.ttft_ns as f64 / sum.answers as f64 / 1e6);
-        (sum.answers as f64 / RECENT_S as f64, ttft_ms)
+        (sum.answers as f64 / looked_s as f64, ttft_ms)
     }
 
     async fn arrive(self: Rc<Self>, frontend: usize, mut rng: SmallRng) {
