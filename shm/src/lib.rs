@@ -27,6 +27,9 @@ pub mod disk;
 #[cfg(not(loom))]
 pub mod region;
 
+#[cfg(all(test, not(loom)))]
+mod layout_doc;
+
 #[cfg(not(loom))]
 pub use clock::{BootId, boottime_ns};
 pub use error::Error;

@@ -9,7 +9,7 @@
     reason = "memory maps, a signal handler and bare system calls live here"
 )]
 
-mod content;
+pub(crate) mod content;
 mod file;
 pub(crate) mod header;
 mod reader;

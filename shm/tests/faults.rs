@@ -2,6 +2,11 @@
 //! last policy, nobody dies, and the next publication mends it.
 
 #![cfg(not(loom))]
+#![expect(
+    clippy::unwrap_used,
+    clippy::print_stdout,
+    reason = "a test that fails says where"
+)]
 
 use std::fs::{self, OpenOptions};
 use std::os::unix::fs::{PermissionsExt, chown, symlink};

@@ -6,6 +6,7 @@
 //! `POINTSMAN_SEED` replays a run's moments as far as a scheduler lets them be replayed.
 
 #![cfg(not(loom))]
+#![expect(clippy::unwrap_used, reason = "a test that fails says where")]
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;

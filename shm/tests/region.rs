@@ -1,6 +1,7 @@
 //! Writers and readers of `policy` and `engines` on real files.
 
 #![cfg(not(loom))]
+#![expect(clippy::unwrap_used, reason = "a test that fails says where")]
 
 use std::fs;
 use std::os::unix::fs::{FileExt, MetadataExt};

@@ -99,7 +99,9 @@ impl Header {
         header.expect(path, "header length", AT_HEADER_BYTES, HEADER_BYTES as u64)?;
         let needed_bytes = words[AT_FILE_BYTES];
         let header_bytes = HEADER_BYTES as u64;
-        if !(header_bytes..=MAX_FILE_BYTES).contains(&needed_bytes) || needed_bytes % 4096 != 0 {
+        if !(header_bytes..=MAX_FILE_BYTES).contains(&needed_bytes)
+            || !needed_bytes.is_multiple_of(4096)
+        {
             let damage = "its header has an impossible file length";
             return Err(Error::Damaged {
                 path: path.to_path_buf(),

@@ -76,7 +76,7 @@ impl Writer {
             Ok((file, map, found)) => (found, Some((file, map)), None),
             Err(Unfit::Refused(error)) => return Err(error),
             Err(Unfit::Absent) => (Found::default(), None, None),
-            Err(Unfit::Rebuild(found, reason)) => (found, None, Some(reason)),
+            Err(Unfit::Rebuild(found, reason)) => (*found, None, Some(reason)),
         };
         let mut scratch = Vec::new();
         let (file, map) = match kept {
@@ -240,7 +240,7 @@ enum Unfit {
     /// It is not ours to touch.
     Refused(Error),
     /// A new one takes its place, with what of it was whole.
-    Rebuild(Found, Error),
+    Rebuild(Box<Found>, Error),
 }
 
 fn adopt(path: &Path, kind: Kind, boot: BootId) -> Result<(File, Map, Found), Unfit> {
@@ -249,14 +249,14 @@ fn adopt(path: &Path, kind: Kind, boot: BootId) -> Result<(File, Map, Found), Un
         Err(Error::Absent { .. }) => return Err(Unfit::Absent),
         Err(error) => return Err(Unfit::Refused(error)),
     };
-    let rebuild = |error| Unfit::Rebuild(Found::default(), error);
+    let rebuild = |error| Unfit::Rebuild(Box::default(), error);
     let header = Header::read(&file, path, kind.code()).map_err(rebuild)?;
     let buffer_bytes = buffer_bytes(path, &header).map_err(rebuild)?;
     debug_assert_eq!(HEADER_BYTES + 2 * buffer_bytes, header.file_bytes);
     let map = Map::writable(&file, path, header.file_bytes).map_err(Unfit::Refused)?;
     let found = look(&map).map_err(|(found, why)| {
         Unfit::Rebuild(
-            found,
+            Box::new(found),
             Error::Damaged {
                 path: path.to_path_buf(),
                 why,
@@ -271,7 +271,7 @@ fn adopt(path: &Path, kind: Kind, boot: BootId) -> Result<(File, Map, Found), Un
             ..found
         };
         return Err(Unfit::Rebuild(
-            found,
+            Box::new(found),
             Error::Damaged {
                 path: path.to_path_buf(),
                 why,
@@ -286,7 +286,7 @@ fn adopt(path: &Path, kind: Kind, boot: BootId) -> Result<(File, Map, Found), Un
 pub(super) fn buffer_bytes(path: &Path, header: &Header) -> Result<usize, Error> {
     let expected = (header.file_bytes - HEADER_BYTES) / 2;
     header.expect(path, "buffer length", AT_BUFFER_BYTES, expected as u64)?;
-    if expected < HEAD_WORDS * 8 || expected % 64 != 0 {
+    if expected < HEAD_WORDS * 8 || !expected.is_multiple_of(64) {
         let why = "its buffers are not whole cache lines";
         return Err(Error::Damaged {
             path: path.to_path_buf(),

@@ -76,8 +76,10 @@ const _: () = {
     assert!(AT_TBOT + HISTOGRAM_WORDS == AT_RTT);
     assert!(AT_RTT + HISTOGRAM_WORDS <= ENGINE_WORDS);
     assert!(AT_TBOT_GAPS < PAIR_WORDS);
-    assert!(CLASS_WORDS % LINE_WORDS == 0 && ENGINE_WORDS % LINE_WORDS == 0);
-    assert!(PAIR_WORDS % LINE_WORDS == 0 && SEGMENT_HEADER_WORDS % LINE_WORDS == 0);
+    assert!(CLASS_WORDS.is_multiple_of(LINE_WORDS) && ENGINE_WORDS.is_multiple_of(LINE_WORDS));
+    assert!(
+        PAIR_WORDS.is_multiple_of(LINE_WORDS) && SEGMENT_HEADER_WORDS.is_multiple_of(LINE_WORDS)
+    );
 };
 
 /// Lengths of one file's parts, in words.

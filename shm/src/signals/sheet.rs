@@ -11,7 +11,7 @@ use crate::error::Error;
 use crate::region::header::{
     AT_CLASS_WORDS, AT_CLASSES, AT_ENGINE_WORDS, AT_ENGINES, AT_PAIR_WORDS, AT_PAIRS,
     AT_SEGMENT_HEADER_WORDS, AT_SEGMENT_WORDS, AT_SHARDS, AT_START_NS, HEADER_WORDS, KIND_SIGNALS,
-    store_common, store_version,
+    MAX_FILE_BYTES, store_common, store_version,
 };
 use crate::region::{Map, NewFile, Temporary};
 
@@ -32,6 +32,14 @@ impl Sheet {
     ) -> Result<(Temporary, Sheet), Error> {
         let geometry = Geometry::of(shape)?;
         let bytes = ((HEADER_WORDS + geometry.body_words()) * 8).next_multiple_of(4096);
+        if bytes as u64 > MAX_FILE_BYTES {
+            let (found, limit) = (bytes as u64, MAX_FILE_BYTES);
+            return Err(Error::TooLarge {
+                what: "the signal file's length in bytes",
+                found,
+                limit,
+            });
+        }
         let NewFile {
             temporary: name,
             file,
