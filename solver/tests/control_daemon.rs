@@ -462,3 +462,28 @@ fn e17_engines_that_come_up_later_are_used_without_a_restart() {
     assert_eq!(slots(&policy)["C"], 4096);
     drop(revived);
 }
+
+#[test]
+fn e18_an_engine_whose_name_has_no_address_stops_nothing() {
+    let place = Place::new();
+    let (b, _c, _) = world("");
+    let text = topology(&b.address.to_string(), "no-such-engine.invalid:80", "");
+    let solver = Solver::start(&place, &text);
+    let policy = eventually("a policy", || place.policy("B"));
+    assert_eq!(slots(&policy)["B"], 4096);
+    assert!(policy.engines.iter().all(|engine| engine.id != "C"));
+    eventually("readiness", || {
+        (solver.get("/readyz").0 == 200).then_some(())
+    });
+    let page = eventually("the failed lookup", || {
+        let page = solver.get("/metrics").1;
+        page.contains("name_resolution_failures_total{name=\"no-such-engine.invalid:80\"")
+            .then_some(page)
+    });
+    assert!(
+        !page.contains("engine_up{engine=\"C\"}"),
+        "no verdict without an address"
+    );
+    let notes = solver.status()["notes"].to_string();
+    assert!(notes.contains('C'), "{notes}");
+}

@@ -135,7 +135,7 @@ pub async fn follow(
         scraper.round(&addresses, started + timeout).await;
         let jitter = match round {
             1 => 0.5 + 0.5 * spread(&scraper.target.engine, round),
-            _ => 0.95 + 0.1 * spread(&scraper.target.engine, round),
+            _ => 1.0 + 0.1 * spread(&scraper.target.engine, round),
         };
         next = (started + rhythm.period.mul_f64(jitter)).max(Instant::now());
     }

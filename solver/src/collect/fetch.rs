@@ -16,7 +16,7 @@ use hyper::{Request, Response, StatusCode};
 use hyper_util::rt::TokioIo;
 use tokio::net::TcpStream;
 use tokio::task::JoinHandle;
-use tokio::time::{Instant, timeout_at};
+use tokio::time::{Instant, timeout, timeout_at};
 
 /// Bytes of a response head that are read before giving up.
 const HEAD_BYTES: usize = 64 * 1024;
@@ -98,7 +98,9 @@ impl Client {
                 Err(_) => {}
             }
         }
-        let fresh = self.kept.insert(connect(query.addresses).await?);
+        let fresh = self
+            .kept
+            .insert(connect(query.addresses, query.deadline).await?);
         self.opened += 1;
         let response = fresh
             .sender
@@ -127,16 +129,20 @@ impl Drop for Connection {
     }
 }
 
-/// Connects to the first address that takes the connection.
-async fn connect(addresses: &[SocketAddr]) -> Result<Connection, Failure> {
+/// Connects to the first address that takes the connection. Each gets an equal part of the time
+/// that is left, so that one that swallows packets does not hide the others.
+async fn connect(addresses: &[SocketAddr], deadline: Instant) -> Result<Connection, Failure> {
     let mut failure = Failure::Unreachable;
-    for address in addresses {
-        match TcpStream::connect(address).await {
-            Ok(stream) => return handshake(stream).await,
-            Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
+    for (position, address) in addresses.iter().enumerate() {
+        let left = deadline.saturating_duration_since(Instant::now());
+        let part = left / u32::try_from(addresses.len() - position).unwrap_or(u32::MAX);
+        match timeout(part, TcpStream::connect(address)).await {
+            Ok(Ok(stream)) => return handshake(stream).await,
+            Ok(Err(error)) if error.kind() == io::ErrorKind::ConnectionRefused => {
                 failure = Failure::Refused;
             }
-            Err(_) => failure = Failure::Unreachable,
+            Ok(Err(_)) => failure = Failure::Unreachable,
+            Err(_) => failure = Failure::Timeout,
         }
     }
     Err(failure)

@@ -3,7 +3,8 @@
 //! A name that was resolved once and kept for life sends requests to a machine that has moved. Each
 //! name is looked up on a timer, off every path that a request takes. A lookup that fails, takes too
 //! long or answers nothing keeps the last good set and is counted. The system's resolver does not
-//! tell a record's lifetime, so the timer is short.
+//! tell a record's lifetime, so the timer is short. It also cannot be interrupted and takes a thread
+//! for as long as it lasts: a name has one lookup at a time, and few names are looked up at once.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -11,6 +12,7 @@ use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use tokio::sync::Semaphore;
 use tokio::time::{sleep, timeout};
 
 use crate::metrics::{self, Metrics};
@@ -18,14 +20,26 @@ use crate::metrics::{self, Metrics};
 /// Most addresses kept of one name.
 pub const MAX_ADDRESSES: usize = 16;
 /// Time between lookups of one name.
-pub const PERIOD: Duration = Duration::from_secs(5);
-/// A lookup is given up after this long.
+pub const PERIOD: Duration = Duration::from_secs(3);
+/// A lookup that takes longer is told; its answer is used all the same.
 const LOOKUP: Duration = Duration::from_secs(4);
+/// Lookups at the same time.
+const LOOKUPS: usize = 16;
 
 /// The names that are looked up, and what they mean now.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Names {
     known: Mutex<BTreeMap<String, Known>>,
+    lookups: Semaphore,
+}
+
+impl Default for Names {
+    fn default() -> Self {
+        Self {
+            known: Mutex::default(),
+            lookups: Semaphore::new(LOOKUPS),
+        }
+    }
 }
 
 #[derive(Clone, Debug, Default)]
@@ -92,12 +106,33 @@ impl Names {
 
     /// Looks `name` up once.
     pub async fn look_up(&self, name: &str, metrics: &Metrics) {
-        let lookup = match timeout(LOOKUP, tokio::net::lookup_host(name)).await {
-            Ok(Ok(addresses)) => Lookup::Answer(addresses.collect()),
-            Ok(Err(error)) => Lookup::Failed(error),
-            Err(_) => Lookup::TooSlow,
+        self.look_up_by(name, metrics, LOOKUP, async {
+            match tokio::net::lookup_host(name).await {
+                Ok(addresses) => Lookup::Answer(addresses.collect()),
+                Err(error) => Lookup::Failed(error),
+            }
+        })
+        .await;
+    }
+
+    async fn look_up_by(
+        &self,
+        name: &str,
+        metrics: &Metrics,
+        patience: Duration,
+        lookup: impl Future<Output = Lookup>,
+    ) {
+        // The semaphore is never closed.
+        let _turn = self.lookups.acquire().await;
+        tokio::pin!(lookup);
+        let outcome = match timeout(patience, &mut lookup).await {
+            Ok(outcome) => outcome,
+            Err(_) => {
+                self.absorb(name, Lookup::TooSlow, metrics);
+                lookup.await
+            }
         };
-        self.absorb(name, lookup, metrics);
+        self.absorb(name, outcome, metrics);
     }
 }
 
@@ -159,6 +194,27 @@ mod tests {
         many.rotate_left(17);
         names.absorb(NAME, Lookup::Answer(many), &metrics);
         assert_eq!(names.addresses(NAME), first);
+    }
+
+    #[tokio::test]
+    async fn e18_a_slow_resolver_is_told_and_its_late_answer_is_used() {
+        let (names, metrics) = (Names::default(), Metrics::default());
+        let old = address("10.0.0.1:80");
+        let new = address("10.0.0.2:80");
+        names.absorb(NAME, Lookup::Answer(vec![old]), &metrics);
+        let (answer, waits) = tokio::sync::oneshot::channel();
+        let lookup = async { Lookup::Answer(waits.await.expect("an answer")) };
+        let looking = names.look_up_by(NAME, &metrics, Duration::from_millis(1), lookup);
+        tokio::pin!(looking);
+        let told = || metrics.value(&metrics::NAME_FAILURES, &[NAME, "timeout"]);
+        while told().is_none() {
+            let step = timeout(Duration::from_millis(2), &mut looking).await;
+            assert!(step.is_err(), "it waits for the answer");
+        }
+        assert_eq!((told(), names.addresses(NAME)), (Some(1.0), vec![old]));
+        answer.send(vec![new]).expect("still waited for");
+        looking.await;
+        assert_eq!(names.addresses(NAME), [new]);
     }
 
     #[tokio::test]
