@@ -5,6 +5,11 @@
 //! know no file; `region.rs` alone touches memory maps, signals and the kernel, and is the only
 //! file with unsafe code.
 
+#![cfg_attr(
+    loom,
+    expect(dead_code, reason = "models leave out the rooms that use it")
+)]
+
 #[cfg(target_endian = "big")]
 compile_error!(
     "region files are little-endian words read in place: big-endian hosts are not served"

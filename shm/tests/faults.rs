@@ -10,8 +10,9 @@
 
 use std::fs::{self, OpenOptions};
 use std::os::unix::fs::{PermissionsExt, chown, symlink};
+use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
@@ -285,6 +286,58 @@ impl SmallTmpfs {
 impl Drop for SmallTmpfs {
     fn drop(&mut self) {
         let _ = Command::new("umount").arg("-l").arg(&self.0).status();
+    }
+}
+
+// === signals that are not ours ===
+
+const BYSTANDER: &str = "POINTSMAN_BYSTANDER_DIR";
+
+#[test]
+fn i08_a_bus_error_that_is_not_ours_still_ends_the_process() {
+    let dir = folder();
+    drop(writer(dir.path()));
+    let mut child = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "bystander_with_a_map", "--test-threads=1", "-q"])
+        .env(BYSTANDER, dir.path())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    let ready = dir.path().join("ready");
+    wait_until("the child has mapped the file", || ready.exists());
+    let begin = Instant::now();
+    // The first goes to the handler that the language's runtime had installed before ours: it only
+    // restores the default action, counting on a fault to come again. A later one meets that.
+    let status = loop {
+        if let Some(status) = child.try_wait().unwrap() {
+            break status;
+        }
+        if begin.elapsed() > WATCHDOG {
+            child.kill().unwrap();
+            panic!("the child outlived a foreign bus error");
+        }
+        Command::new("kill")
+            .args(["-BUS", &child.id().to_string()])
+            .status()
+            .unwrap();
+        thread::sleep(Duration::from_millis(20));
+    };
+    assert_eq!(status.signal(), Some(libc::SIGBUS));
+}
+
+/// The child's side: maps a region file, and with it installs the guard, then waits for its end.
+#[test]
+fn bystander_with_a_map() {
+    let Some(dir) = std::env::var_os(BYSTANDER).map(PathBuf::from) else {
+        return;
+    };
+    let reader = Reader::open(&dir, Kind::Policy).unwrap();
+    fs::write(dir.join("ready"), b"").unwrap();
+    let (begin, parent) = (Instant::now(), std::os::unix::process::parent_id());
+    while begin.elapsed() < WATCHDOG && std::os::unix::process::parent_id() == parent {
+        assert_eq!(reader.sequence(), 0);
+        thread::sleep(Duration::from_millis(10));
     }
 }
 

@@ -37,7 +37,7 @@ fn explore(body: impl Fn() + Sync + Send + 'static) {
     let mut builder = loom::model::Builder::new();
     builder.max_branches = 20_000;
     // The variable, where it is set, decides.
-    builder.preemption_bound = builder.preemption_bound.or(Some(3));
+    builder.preemption_bound = builder.preemption_bound.or(Some(2));
     builder.check(body);
 }
 
