@@ -21,8 +21,8 @@ struct Arguments {
 enum Command {
     /// Serves until SIGTERM or SIGINT. Prints one JSON line when ready; logs go to stderr.
     ///
-    /// Exit codes: 0 drained, 1 cannot start, 3 the drain timeout or a second signal broke off what
-    /// was left, 4 a shard died.
+    /// Exit codes: 0 drained, 1 cannot start, 3 the drain timeout broke requests off, 4 ended at
+    /// once by a second signal, 5 a shard died.
     Run {
         /// The configuration, as CONFIG.md describes it.
         #[arg(long, value_name = "FILE")]

@@ -15,8 +15,14 @@
 //! This is not arc-swap: its readers pay for hazard slots that a process with one slow writer and
 //! a handful of long-lived readers has no need of.
 
-use std::sync::Arc;
+#![expect(
+    unsafe_code,
+    reason = "a policy is handed over by pointer; the numbering above keeps it alive"
+)]
+
+use std::ptr::NonNull;
 use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use crossbeam_utils::CachePadded;
 use pointsman_shm::policy::Policy;
@@ -53,7 +59,7 @@ pub struct Publisher {
     shared: Arc<Shared>,
     last_number: u64,
     /// Every policy not yet freed, oldest first; the last one is the current.
-    live: Vec<(u64, *mut Adopted)>,
+    live: Vec<(u64, Owned)>,
 }
 
 /// The reading side, owned by one shard.
@@ -67,7 +73,12 @@ struct Shared {
     current: AtomicPtr<Adopted>,
     /// Per shard the number of the publication it runs.
     running: Box<[CachePadded<Running>]>,
+    /// What the publisher still owned at its end: freed after the last shard.
+    rest: OnceLock<Vec<(u64, Owned)>>,
 }
+
+/// A policy that shards read by pointer, freed with this value: only when none can hold it.
+struct Owned(NonNull<Adopted>);
 
 /// What one shard says it runs.
 #[derive(Default)]
@@ -83,6 +94,7 @@ pub fn channel(shards: u16) -> (Publisher, Vec<ShardPolicy>) {
     let shared = Arc::new(Shared {
         current: AtomicPtr::new(std::ptr::null_mut()),
         running: (0..shards).map(|_| CachePadded::default()).collect(),
+        rest: OnceLock::new(),
     });
     let readers = (0..usize::from(shards))
         .map(|shard| ShardPolicy {
@@ -108,46 +120,34 @@ impl Publisher {
     pub fn publish(&mut self, policy: Policy, index: PolicyIndex, source: Source) {
         self.last_number += 1;
         let number = self.last_number;
-        let adopted = Box::into_raw(Box::new(Adopted {
+        let adopted = Owned::new(Adopted {
             number,
             policy,
             index,
             source,
-        }));
+        });
+        let pointer = adopted.0.as_ptr();
         self.live.push((number, adopted));
         // Release: a shard that loads the pointer sees the whole policy behind it.
-        self.shared.current.store(adopted, Ordering::Release);
+        self.shared.current.store(pointer, Ordering::Release);
         self.collect();
     }
 
     /// The current policy.
     #[must_use]
     pub fn current(&self) -> Option<&Adopted> {
-        let (_, adopted) = self.live.last()?;
-        // SAFETY: `adopted` came from `Box::into_raw` and is the last of `live`, which `collect`
-        // never frees; only `&mut self` methods change `live`. Nobody writes to it.
-        #[expect(
-            unsafe_code,
-            reason = "the pointer is kept alive by this module's numbering"
-        )]
-        Some(unsafe { &**adopted })
+        self.live.last().map(|(_, adopted)| adopted.get())
     }
 
     /// Frees the policies that no shard runs; called at each publication and on the sentinel's tick.
     pub fn collect(&mut self) {
         let floor = self.shared.floor();
-        while self.live.len() > 1 && self.live[0].0 < floor {
-            let (_, adopted) = self.live.remove(0);
-            // SAFETY: the pointer came from `Box::into_raw` and leaves `live` here, so it is freed
-            // once. It is not the current one. Every shard has stored a larger number, which it
-            // does (Release, read with Acquire in `floor`) only after its last use of all older
-            // ones, and a later load of `current` cannot return an older pointer.
-            #[expect(
-                unsafe_code,
-                reason = "the pointer was made by Box::into_raw in publish"
-            )]
-            drop(unsafe { Box::from_raw(adopted) });
-        }
+        // Not the current one, and numbered below what every shard says it runs. A shard says so
+        // (Release, read with Acquire in `floor`) only after its last use of all older policies,
+        // and no later load of `current` gives it an older pointer.
+        let held = self.live.iter().position(|(number, _)| *number >= floor);
+        let last = self.live.len().saturating_sub(1);
+        self.live.drain(..held.unwrap_or(last).min(last));
     }
 
     /// Number of policies in memory.
@@ -173,26 +173,38 @@ impl Publisher {
 
 impl Drop for Publisher {
     fn drop(&mut self) {
-        if self.shared.floor() != ENDED {
-            // A shard still runs: its policy must outlive this publisher. The process is ending.
-            return;
-        }
-        for (_, adopted) in self.live.drain(..) {
-            // SAFETY: every shard has ended (its number is ENDED, stored with Release after its
-            // last use), and each pointer is in `live` once.
-            #[expect(
-                unsafe_code,
-                reason = "the pointer was made by Box::into_raw in publish"
-            )]
-            drop(unsafe { Box::from_raw(adopted) });
-        }
+        // Shards may go on by what they have; what is left is freed with what all of them share.
+        let _ = self.shared.rest.set(std::mem::take(&mut self.live));
     }
 }
 
-// SAFETY: the raw pointers in `live` own `Adopted` values, which are Send and Sync (asserted
-// below); nothing about them is tied to a thread.
-#[expect(unsafe_code, reason = "owning raw pointers are not Send by themselves")]
-unsafe impl Send for Publisher {}
+// === impl Owned ===
+
+impl Owned {
+    fn new(adopted: Adopted) -> Self {
+        Self(NonNull::from(Box::leak(Box::new(adopted))))
+    }
+
+    fn get(&self) -> &Adopted {
+        // SAFETY: the pointer is a leaked box's, freed only by `drop`, and nobody writes to it.
+        unsafe { self.0.as_ref() }
+    }
+}
+
+impl Drop for Owned {
+    fn drop(&mut self) {
+        // SAFETY: the pointer is a leaked box's and this is its only owner. Shards read it without
+        // owning it: `Publisher::collect` shows that none can hold what it drops, and `rest` is
+        // dropped with the last reader's share of it.
+        drop(unsafe { Box::from_raw(self.0.as_ptr()) });
+    }
+}
+
+// SAFETY: an owner of an `Adopted`, which crosses threads (asserted below), like a box.
+unsafe impl Send for Owned {}
+
+// SAFETY: a shared owner only reads, and `Adopted` is Sync (asserted below).
+unsafe impl Sync for Owned {}
 
 // === impl ShardPolicy ===
 
@@ -213,16 +225,10 @@ impl ShardPolicy {
     #[must_use]
     pub fn current(&self) -> Option<&Adopted> {
         // SAFETY: `self.current` is null or was loaded from `shared.current`. The publisher frees
-        // a policy only when this shard's number is larger than the policy's, and the number is
-        // stored only in `refresh` (which needs `&mut self`, so no borrow from here is alive) and
-        // in `drop`.
-        #[expect(
-            unsafe_code,
-            reason = "the pointer is kept alive by this module's numbering"
-        )]
-        unsafe {
-            self.current.as_ref()
-        }
+        // a policy only when this shard's number is larger than the policy's. A larger number is
+        // stored only by `refresh`, which needs `&mut self`, so that no borrow from here is alive,
+        // and by `drop`; `store_running` repeats the number of the very policy that is held.
+        unsafe { self.current.as_ref() }
     }
 
     /// Says again which policy this shard runs; for the housekeeping tick, together with
@@ -255,7 +261,6 @@ impl Drop for ShardPolicy {
 
 // SAFETY: the pointer refers to an `Adopted`, which is Sync (asserted below), and stays valid on
 // whichever thread owns this reader.
-#[expect(unsafe_code, reason = "a raw pointer is not Send by itself")]
 unsafe impl Send for ShardPolicy {}
 
 impl Shared {

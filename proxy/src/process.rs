@@ -30,10 +30,12 @@ use crate::shutdown::Shutdown;
 pub enum Exit {
     /// Every request was finished.
     Drained = 0,
-    /// The drain timeout, or a second signal, broke off what was left.
+    /// The drain timeout broke requests off.
     Forced = 3,
+    /// A second signal ended the process at once.
+    Interrupted = 4,
     /// A shard died.
-    ShardDied = 4,
+    ShardDied = 5,
 }
 
 /// Why the process cannot start.
@@ -266,7 +268,7 @@ impl Proxy {
                 }
                 Ok(Event::Signal(signal)) => {
                     tracing::warn!(signal, "asked again: ending at once");
-                    return Some(Exit::Forced);
+                    return Some(Exit::Interrupted);
                 }
                 Ok(Event::Shard(ended)) => {
                     if let Some(exit) = self.shard_ended(&ended, within.is_some()) {
@@ -413,7 +415,7 @@ mod tests {
     #[test]
     fn j01_a_second_signal_ends_the_process_at_once() {
         let events = [Event::Signal(libc::SIGTERM), Event::Signal(libc::SIGINT)];
-        assert_eq!(exit_after(60, events), Exit::Forced);
+        assert_eq!(exit_after(60, events), Exit::Interrupted);
     }
 
     #[test]

@@ -41,11 +41,17 @@ impl SignalsHandle {
         &self.segment
     }
 
-    /// Housekeeping: changes over to the newest segment and tells readers that the shard lives.
-    pub fn tick(&mut self, now_boottime_ns: u64, policy_version: u64) {
+    /// Changes over to the newest segment. A shard does so when it takes up a policy, which may have
+    /// slot numbers that only the new segment has room for.
+    pub fn take_up(&mut self) {
         while let Ok(segment) = self.replacements.try_recv() {
             self.segment = segment;
         }
+    }
+
+    /// Housekeeping: changes over as well, and tells readers that the shard lives.
+    pub fn tick(&mut self, now_boottime_ns: u64, policy_version: u64) {
+        self.take_up();
         self.segment.beat(now_boottime_ns, policy_version);
     }
 }

@@ -143,7 +143,7 @@ fn a_second_signal_in_the_predrain_ends_at_once() {
         "the predrain still serves"
     );
     proxy.daemon.signal(libc::SIGTERM);
-    assert_eq!(proxy.daemon.exit(SOON).code(), Some(3));
+    assert_eq!(proxy.daemon.exit(SOON).code(), Some(4));
 }
 
 #[test]

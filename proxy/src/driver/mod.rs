@@ -117,7 +117,7 @@ fn agree(
     wanted: IoDriver,
     mut build: impl FnMut(Driver) -> Result<Attempt, DriverError>,
 ) -> Result<Driver, DriverError> {
-    let mut plan = (wanted != IoDriver::Epoll).then(|| RingPlan {
+    let mut plan = (wanted != IoDriver::Epoll).then_some(RingPlan {
         entries: RING_ENTRIES,
         flags: Flags::SingleIssuer,
     });

@@ -1,5 +1,10 @@
 //! io_uring's ring: which flags to ask for, whether it works here, what to try when it does not.
 
+#![expect(
+    unsafe_code,
+    reason = "pushing an entry is unsafe for entries with pointers"
+)]
+
 use std::io;
 
 use io_uring::{IoUring, opcode};
@@ -51,10 +56,6 @@ impl RingPlan {
         let mut ring = self.builder().build(PROBE_ENTRIES)?;
         let entry = opcode::Nop::new().build();
         // SAFETY: a no-op refers to no memory, so nothing must outlive its submission.
-        #[expect(
-            unsafe_code,
-            reason = "pushing an entry is unsafe for entries with pointers"
-        )]
         let pushed = unsafe { ring.submission().push(&entry) };
         pushed.map_err(|_| io::Error::other("a fresh ring has no room for one entry"))?;
         ring.submit_and_wait(1)?;

@@ -20,6 +20,8 @@ pub(super) struct Seen {
     pub(super) states: EngineStates,
     /// When the sentinel read it, on the monotonic clock.
     pub(super) at_ns: u64,
+    /// How old it was then: what a proxy finds at its start may be of hours ago.
+    pub(super) age_ns: u64,
 }
 
 /// One engine's guard state, and why it takes nothing if it does.
@@ -99,7 +101,10 @@ fn current_state<'a>(
         .binary_search_by_key(&engine.slot, |state| state.slot)
         .ok()?;
     let state = &engines[at];
-    let age_ms = now_ns.saturating_sub(seen.at_ns) / 1_000_000 + u64::from(state.health_age_ms);
+    let age_ns = now_ns
+        .saturating_sub(seen.at_ns)
+        .saturating_add(seen.age_ns);
+    let age_ms = age_ns / 1_000_000 + u64::from(state.health_age_ms);
     (state.generation == engine.generation && age_ms <= max_age_ms).then_some(state)
 }
 
@@ -135,6 +140,7 @@ mod tests {
                 engines,
             },
             at_ns: SECOND_NS,
+            age_ns: 0,
         }
     }
 
@@ -165,6 +171,17 @@ mod tests {
         let old = verdict(&policy, Some(&seen), 31 * SECOND_NS);
         assert_eq!((old.state.out, old.reason), (false, None));
         assert_eq!(old.state.penalty, 0.0);
+    }
+
+    #[test]
+    fn news_that_was_old_when_it_was_read_does_not_count() {
+        let policy = fixture::policy(1, "A");
+        let mut seen = seen(vec![state(0, Health::Down, 1_000)]);
+        seen.age_ns = 29 * SECOND_NS;
+        let reason = |seen: &Seen| verdict(&policy, Some(seen), SECOND_NS).reason;
+        assert_eq!(reason(&seen), Some(OutReason::Down));
+        seen.age_ns += 1_000_000;
+        assert_eq!(reason(&seen), None);
     }
 
     #[test]

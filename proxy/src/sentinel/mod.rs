@@ -179,9 +179,12 @@ impl Sentinel {
             Look::Quiet => {}
             Look::New(_) => match EngineStates::decode(self.engines.payload()) {
                 Ok(states) => {
+                    // Its writer beats with each publication.
+                    let age_ns = self.engines.heartbeat_age_ns(boottime_ns()).unwrap_or(0);
                     self.seen = Some(Seen {
                         states,
                         at_ns: now_ns,
+                        age_ns,
                     });
                     self.judge_engines(now_ns);
                 }
