@@ -140,7 +140,7 @@ fn a_client_that_does_not_read_is_given_up(driver: Driver) {
     let more = "[timeouts]\nidle_ms = 500";
     let proxy = Proxy::configured(driver, &Draft::single(engine.address()), more);
     let mut client = proxy.connect();
-    client.shrink_receive_buffer(4_096);
+    client.set_receive_buffer(4_096);
     client.send(chat(true));
     eventually_equals(SOON, "the engine is let go", &1, || engine.ended_by_peer());
     let outcome = [("outcome", "client_cancel")];

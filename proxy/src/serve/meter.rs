@@ -19,7 +19,6 @@ pub(crate) struct Meter {
     gap_sum_us: u64,
     usage: Option<Usage>,
     error: Option<Option<u16>>,
-    done: bool,
 }
 
 /// Where token counts come from.
@@ -68,7 +67,6 @@ impl Meter {
             gap_sum_us: 0,
             usage: None,
             error: None,
-            done: false,
         }
     }
 
@@ -100,7 +98,6 @@ impl Meter {
                 if let Some(error) = event.error {
                     self.error.get_or_insert(error.code);
                 }
-                self.done |= event.done;
             }),
         }
     }

@@ -94,14 +94,7 @@ const TICK: Duration = Duration::from_millis(100);
 /// Turns between two looks at all idle engine connections.
 const TURNS_BETWEEN_LOOKS: u64 = 10;
 /// Turns that broken connections get to end before the shard ends without them.
-const TICKS_AFTER_FORCE: u32 = 5;
-/// Tokens that each first attempt earns for retries.
-const RETRY_FRACTION: f64 = 0.2;
-/// Retry tokens kept at most.
-const RETRY_CAP: f64 = 100.0;
-/// Retries a second allowed to the process in any case.
-const RETRY_MIN_RPS: f64 = 3.0;
-
+const TURNS_AFTER_FORCE: u32 = 5;
 /// Runs a shard until the process ends.
 pub async fn run(context: ShardContext) -> ShardEnd {
     let (shard, listeners) = Shard::new(context);
@@ -110,7 +103,7 @@ pub async fn run(context: ShardContext) -> ShardEnd {
     for listener in listeners {
         monoio::spawn(listener::run(Rc::clone(&shard), listener));
     }
-    let mut ticks_left = TICKS_AFTER_FORCE;
+    let mut turns_forced = 0;
     loop {
         monoio::time::sleep(TICK).await;
         let phase = shard.tick();
@@ -119,8 +112,12 @@ pub async fn run(context: ShardContext) -> ShardEnd {
             Phase::Running | Phase::Predrain => {}
             Phase::Draining if is_empty => return ShardEnd::Drained,
             Phase::Draining => {}
-            Phase::Forced if is_empty || ticks_left == 0 => return ShardEnd::Forced,
-            Phase::Forced => ticks_left -= 1,
+            // The time was over, but nothing was left to break off.
+            Phase::Forced if is_empty && turns_forced == 0 => return ShardEnd::Drained,
+            Phase::Forced if is_empty || turns_forced == TURNS_AFTER_FORCE => {
+                return ShardEnd::Forced;
+            }
+            Phase::Forced => turns_forced += 1,
         }
     }
 }
@@ -131,10 +128,8 @@ impl Shard {
         let (limits, timeouts) = (&config.limits, &config.timeouts);
         let now_ns = monotonic_ns();
         let budget = BudgetLimits {
-            fraction: RETRY_FRACTION,
-            cap: RETRY_CAP,
-            min_rps: RETRY_MIN_RPS,
             shards: config.shards,
+            ..BudgetLimits::default()
         };
         let shard = Self {
             signals: RefCell::new(context.signals),
@@ -178,6 +173,7 @@ impl Shard {
         if !policy.refresh() {
             return;
         }
+        self.signals.borrow_mut().take_up();
         if let Some(adopted) = policy.current() {
             self.engines
                 .borrow_mut()
