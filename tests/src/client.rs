@@ -90,12 +90,13 @@ impl Client {
         self.source.body(message, framing);
     }
 
-    /// Reads until this many bytes came in all, the head among them.
+    /// Reads until this many bytes are here that nobody asked for yet: of a body, chunk framing
+    /// among them.
     ///
     /// # Panics
     /// When the peer ends before.
-    pub fn read_at_least(&mut self, count: usize) {
-        while self.source.seen.len() < count {
+    pub fn read_ahead(&mut self, count: usize) {
+        while self.source.ahead_bytes() < count {
             assert!(
                 self.source.fill().expect("the peer still writes"),
                 "the peer closed early"
@@ -103,18 +104,15 @@ impl Client {
         }
     }
 
-    /// Every byte that came, as it came.
-    #[must_use]
-    pub fn seen(&self) -> &[u8] {
-        &self.source.seen
-    }
-
     /// Waits for the peer to end the connection, and returns how.
     ///
     /// # Panics
     /// When bytes come that nobody asked for.
     pub fn end(&mut self) -> End {
-        assert!(!self.source.has_ahead(), "bytes after the last answer");
+        assert!(
+            self.source.ahead_bytes() == 0,
+            "bytes after the last answer"
+        );
         match self.source.fill() {
             Ok(false) => End::Fin,
             Ok(true) => panic!("bytes after the last answer"),
@@ -144,11 +142,11 @@ impl Client {
         reset_on_drop(self.source.inner());
     }
 
-    /// Bounds the kernel's receive buffer, so that a slow reader is felt at once.
+    /// Sets the size of the kernel's receive buffer: a small one lets a slow reader be felt at once.
     ///
     /// # Panics
     /// When the socket takes no option.
-    pub fn shrink_receive_buffer(&self, bytes: usize) {
+    pub fn set_receive_buffer(&self, bytes: usize) {
         SockRef::from(self.source.inner())
             .set_recv_buffer_size(bytes)
             .expect("a socket takes options");

@@ -287,8 +287,8 @@ impl Conn {
         opened
     }
 
-    /// Bounds the kernel's receive buffer, so that a slow reader is felt at once.
-    pub fn shrink_receive_buffer(&self, bytes: usize) {
+    /// Sets the size of the kernel's receive buffer: a small one lets a slow reader be felt at once.
+    pub fn set_receive_buffer(&self, bytes: usize) {
         socket2::SockRef::from(self.source.inner())
             .set_recv_buffer_size(bytes)
             .ok();

@@ -117,8 +117,7 @@ impl Message {
 pub struct Source<R> {
     from: R,
     ahead: Vec<u8>,
-    /// Everything that was ever read.
-    pub seen: Vec<u8>,
+    read_bytes: usize,
 }
 
 impl<R: Read> Source<R> {
@@ -127,7 +126,7 @@ impl<R: Read> Source<R> {
         Self {
             from,
             ahead: Vec::new(),
-            seen: Vec::new(),
+            read_bytes: 0,
         }
     }
 
@@ -136,10 +135,10 @@ impl<R: Read> Source<R> {
         &self.from
     }
 
-    /// Whether bytes are here that nobody asked for yet.
+    /// Bytes that are here and that nobody asked for yet.
     #[must_use]
-    pub fn has_ahead(&self) -> bool {
-        !self.ahead.is_empty()
+    pub fn ahead_bytes(&self) -> usize {
+        self.ahead.len()
     }
 
     /// Reads some bytes; `false` at the end of the stream.
@@ -168,14 +167,14 @@ impl<R: Read> Source<R> {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                     panic!(
                         "the peer stays silent; read so far: {} bytes",
-                        self.seen.len()
+                        self.read_bytes
                     )
                 }
                 other => break other?,
             }
         };
         self.ahead.extend_from_slice(&block[..count]);
-        self.seen.extend_from_slice(&block[..count]);
+        self.read_bytes += count;
         Ok(count > 0)
     }
 

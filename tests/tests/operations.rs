@@ -136,7 +136,7 @@ fn j01_a_second_signal_ends_at_once(driver: Driver) {
         proxy.daemon.signal(second);
         client.body(&mut answer);
         assert_eq!(answer.ending, Ending::Broken);
-        assert_eq!(proxy.daemon.exit(SOON).code(), Some(FORCED));
+        assert_eq!(proxy.daemon.exit(SOON).code(), Some(HURRIED));
     }
 }
 
@@ -296,7 +296,11 @@ fn a_malformed_topology_is_told_file_line_key_and_what_is_allowed() {
     );
     let line = 1 + good.lines().count() + 1;
     for (addition, words) in [
-        ("[[engines]]\nname = \"A\"\n", ["engines", "A"].as_slice()),
+        ("[[engines]]\nname = \"X\"\n", ["kind"].as_slice()),
+        (
+            "[[frontends]]\nname = \"A\"\nregion = \"a\"\n",
+            &["frontends", "A"],
+        ),
         (
             "[[rtt]]\nfrontend = \"nowhere\"\nengine = \"A\"\nms = 1\n",
             &["frontend", "nowhere"],
@@ -313,7 +317,7 @@ fn a_malformed_topology_is_told_file_line_key_and_what_is_allowed() {
         let lines = line..=line + addition.lines().count();
         let named = lines
             .clone()
-            .any(|line| finished.stderr.contains(&format!("{line}")));
+            .any(|line| finished.stderr.contains(&format!("topology.toml:{line}:")));
         assert!(
             named,
             "names none of the lines {lines:?}: {}",
@@ -365,8 +369,10 @@ fn rejected(finished: &Finished, words: &[&str]) {
     }
 }
 
-/// The exit code of a proxy that had to cut streams.
+/// The exit code of a proxy that cut streams because its drain took too long.
 const FORCED: i32 = 3;
+/// The exit code of a proxy that cut streams because a second signal told it to.
+const HURRIED: i32 = 4;
 
 /// An engine that sends one event, waits at the gate, and sends another and the end.
 fn gated_engine() -> (Gate, Engine) {
@@ -388,6 +394,6 @@ fn begin_stream(proxy: &Proxy) -> (Client, pointsman_tests::wire::Message) {
     let mut client = proxy.connect();
     client.send(chat(true));
     let answer = client.head();
-    client.read_at_least(client.seen().len() + "9\r\ndata: 1\n\n".len());
+    client.read_ahead("9\r\ndata: 1\n\n".len());
     (client, answer)
 }
