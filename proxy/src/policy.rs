@@ -139,7 +139,7 @@ impl Publisher {
         self.live.last().map(|(_, adopted)| adopted.get())
     }
 
-    /// Frees the policies that no shard runs; called at each publication and on the sentinel's tick.
+    /// Frees the policies that no shard runs; at each publication and on the sentinel's tick.
     pub fn collect(&mut self) {
         let floor = self.shared.floor();
         // Not the current one, and numbered below what every shard says it runs. A shard says so

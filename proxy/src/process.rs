@@ -110,7 +110,7 @@ pub fn run(config: Config, announce: impl FnOnce(&Ready)) -> Result<Exit, StartE
 fn warn_of_slow_folder(config: &Config) {
     let dir = config.region_dir();
     if !is_tmpfs(&dir) {
-        tracing::warn!(dir = %dir.display(), "the run folder is not on tmpfs: regions reach a disk");
+        tracing::warn!(dir = %dir.display(), "the run folder is not on tmpfs: regions reach disk");
     }
 }
 

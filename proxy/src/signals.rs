@@ -41,8 +41,8 @@ impl SignalsHandle {
         &self.segment
     }
 
-    /// Changes over to the newest segment. A shard does so when it takes up a policy, which may have
-    /// slot numbers that only the new segment has room for.
+    /// Changes over to the newest segment. A shard does so when it takes up a policy, which may
+    /// have slot numbers that only the new segment has room for.
     pub fn take_up(&mut self) {
         while let Ok(segment) = self.replacements.try_recv() {
             self.segment = segment;

@@ -2,8 +2,6 @@
 //!
 //! Entries G11, J01 and J06 of the list of known failures, as far as the process itself goes.
 
-#![expect(clippy::unwrap_used, reason = "a test may end at any surprise")]
-
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::process::Command;
 
@@ -17,7 +15,8 @@ use pointsman_tests::wait::{SOON, eventually_equals};
 
 fn command(folder: &Folder, words: &[&str], listen: &str, more: &str) -> Command {
     let text = format!(
-        "frontend = \"{FRONTEND}\"\nlisten = [{listen}]\nrun_dir = \"{}\"\nstate_dir = \"{}\"\n{more}",
+        "frontend = \"{FRONTEND}\"\nlisten = [{listen}]\nrun_dir = \"{}\"\n\
+         state_dir = \"{}\"\n{more}",
         folder.run_dir().display(),
         folder.state_dir().display(),
     );

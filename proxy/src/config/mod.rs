@@ -2,7 +2,8 @@
 //!
 //! A [`Config`] cannot be wrong: addresses are parsed, limits are in range and agree with each
 //! other, credential files have been read. A mistake in the file becomes a [`ConfigError`] that
-//! names file, line, key, value and what is allowed. It holds no list of engines: those arrive in the policy. `CONFIG.md` explains every key.
+//! names file, line, key, value and what is allowed. It holds no list of engines: those arrive in
+//! the policy. `CONFIG.md` explains every key.
 
 mod check;
 mod credential;
