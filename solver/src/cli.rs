@@ -103,9 +103,14 @@ pub fn execute(cli: &Cli, out: &mut dyn Write) -> Result<(), Error> {
 ///
 /// When the file cannot be read, is no text, is too large, or is refused.
 pub fn load(file: &Path) -> Result<Topology, Error> {
-    let size = std::fs::metadata(file).map_err(|e| Error::io("read", file, e))?.len();
+    let size = std::fs::metadata(file)
+        .map_err(|e| Error::io("read", file, e))?
+        .len();
     if size > MAX_FILE {
-        let reason = format!("{}: {size} bytes; at most {MAX_FILE} are read", file.display());
+        let reason = format!(
+            "{}: {size} bytes; at most {MAX_FILE} are read",
+            file.display()
+        );
         return Err(Error::Other(reason));
     }
     let text = std::fs::read_to_string(file).map_err(|e| Error::io("read", file, e))?;
@@ -114,8 +119,11 @@ pub fn load(file: &Path) -> Result<Topology, Error> {
 
 /// The plan for the configured demand, with every engine as described and nothing published.
 fn plan(topology: &Topology) -> Result<(Plan, Vec<EngineNow>), Error> {
-    let engines: Vec<EngineNow> =
-        topology.engines.iter().map(|e| EngineNow::described(e.replicas)).collect();
+    let engines: Vec<EngineNow> = topology
+        .engines
+        .iter()
+        .map(|e| EngineNow::described(e.replicas))
+        .collect();
     let sources = topology.frontends.len() * topology.classes.len();
     let demand = configured(topology);
     let now = Now {

@@ -43,6 +43,10 @@ impl Error {
     /// An operating-system error on a path.
     #[must_use]
     pub fn io(what: &'static str, path: impl Into<PathBuf>, source: std::io::Error) -> Self {
-        Self::Io { what, path: path.into(), source }
+        Self::Io {
+            what,
+            path: path.into(),
+            source,
+        }
     }
 }

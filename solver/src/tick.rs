@@ -88,7 +88,11 @@ pub fn tick(topology: &Topology, state: &mut TickState, inputs: &Inputs) -> Tick
     };
     let plan = Plan::new(topology, &problem, &world.engines, &solution);
     let observed = topology.classes.iter().any(|c| c.mode == Mode::Observe);
-    let advice = if observed { advice(topology, &mut world) } else { None };
+    let advice = if observed {
+        advice(topology, &mut world)
+    } else {
+        None
+    };
     let candidates = candidates(topology, state, inputs, &world, &plan);
     let verdict = decide::verdict(topology, state, inputs, &problem, &solution, &candidates);
     let candidates = topology.frontend_ids().zip(candidates).zip(verdict);
@@ -97,7 +101,11 @@ pub fn tick(topology: &Topology, state: &mut TickState, inputs: &Inputs) -> Tick
         plan: Some(plan),
         advice,
         candidates: candidates
-            .map(|((frontend, policy), publish)| Candidate { frontend, policy, publish })
+            .map(|((frontend, policy), publish)| Candidate {
+                frontend,
+                policy,
+                publish,
+            })
             .collect(),
         notes: world.notes,
     }
@@ -109,7 +117,13 @@ fn failed(state: &mut TickState, status: Status, notes: Vec<String>) -> TickOutc
     if matches!(status, Status::Panicked { .. }) {
         state.counters.panics += 1;
     }
-    TickOutcome { status, plan: None, advice: None, candidates: Vec::new(), notes }
+    TickOutcome {
+        status,
+        plan: None,
+        advice: None,
+        candidates: Vec::new(),
+        notes,
+    }
 }
 
 /// What the solver would do with the classes that the operator sets.
@@ -118,7 +132,9 @@ fn advice(topology: &Topology, world: &mut World) -> Option<Plan> {
     match optimise(&problem) {
         Ok(solution) => Some(Plan::new(topology, &problem, &world.engines, &solution)),
         Err(status) => {
-            world.notes.push(format!("no advice on observed classes: {status}"));
+            world
+                .notes
+                .push(format!("no advice on observed classes: {status}"));
             None
         }
     }
@@ -145,7 +161,12 @@ fn candidates(
             version: standing.version + 1,
             epoch: state.epoch,
             unix_ms: inputs.unix_ms,
-            hosts: inputs.hosts.get(&frontend).copied().unwrap_or(described).max(1),
+            hosts: inputs
+                .hosts
+                .get(&frontend)
+                .copied()
+                .unwrap_or(described)
+                .max(1),
         };
         compose(&parts, frontend, heading, standing.policy.as_ref())
     };

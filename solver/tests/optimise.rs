@@ -6,6 +6,9 @@ use pointsman_solver::model::topology::{ClassId, EngineId, FrontendId, Point, Pr
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 
+/// Engine, network_ms and seconds of each arc.
+type Arcs = Vec<(usize, f64, f64)>;
+
 /// A source: demand by priority, and (engine, network_ms, seconds) of each arc.
 struct Row<'a>(&'a [f64], &'a [(usize, f64, f64)]);
 
@@ -38,8 +41,16 @@ fn problem(capacities: &[f64], rows: &[Row<'_>]) -> Problem {
         previous: None,
         fixed: None,
     };
-    let point = |utilisation| Point { utilisation, ttft_ms: 200.0, tbot_ms: 0.0 };
-    let flat = Profile { name: "flat".into(), assumed: false, points: vec![point(0.0), point(1.0)] };
+    let point = |utilisation| Point {
+        utilisation,
+        ttft_ms: 200.0,
+        tbot_ms: 0.0,
+    };
+    let flat = Profile {
+        name: "flat".into(),
+        assumed: false,
+        points: vec![point(0.0), point(1.0)],
+    };
     let mut problem = Problem {
         sources: rows.iter().enumerate().map(source).collect(),
         engines: capacities.iter().map(engine).collect(),
@@ -54,9 +65,17 @@ fn problem(capacities: &[f64], rows: &[Row<'_>]) -> Problem {
 
 /// Latency at full load a multiple of that at idle.
 fn curved(mut problem: Problem) -> Problem {
-    let point = |utilisation, ttft_ms| Point { utilisation, ttft_ms, tbot_ms: 0.0 };
-    problem.profiles[0].points =
-        vec![point(0.0, 200.0), point(0.5, 220.0), point(0.8, 350.0), point(1.0, 1_500.0)];
+    let point = |utilisation, ttft_ms| Point {
+        utilisation,
+        ttft_ms,
+        tbot_ms: 0.0,
+    };
+    problem.profiles[0].points = vec![
+        point(0.0, 200.0),
+        point(0.5, 220.0),
+        point(0.8, 350.0),
+        point(1.0, 1_500.0),
+    ];
     problem
 }
 
@@ -65,18 +84,24 @@ fn solved(problem: &Problem) -> Solution {
 }
 
 fn assert_close(what: &str, got: f64, expected: f64, tolerance: f64) {
-    assert!((got - expected).abs() <= tolerance, "{what}: {got}, not {expected}");
+    assert!(
+        (got - expected).abs() <= tolerance,
+        "{what}: {got}, not {expected}"
+    );
 }
 
 /// A fleet with ties, zeros and more or less demand than capacity.
 fn random(rng: &mut StdRng) -> Problem {
     let engines = rng.random_range(1..6_usize);
-    let capacities: Vec<f64> =
-        (0..engines).map(|_| [0.0, 0.5, 1.0, 1.0, 2.0][rng.random_range(0..5_usize)]).collect();
+    let capacities: Vec<f64> = (0..engines)
+        .map(|_| [0.0, 0.5, 1.0, 1.0, 2.0][rng.random_range(0..5_usize)])
+        .collect();
     let count = rng.random_range(1..6_usize);
-    let rows: Vec<(Vec<f64>, Vec<(usize, f64, f64)>)> = (0..count)
+    let rows: Vec<(Vec<f64>, Arcs)> = (0..count)
         .map(|_| {
-            let demand = (0..2).map(|_| f64::from(rng.random_range(0..5_u32)) * 10.0).collect();
+            let demand = (0..2)
+                .map(|_| f64::from(rng.random_range(0..5_u32)) * 10.0)
+                .collect();
             let arc = |e| (e, f64::from(rng.random_range(0..6_u32)) * 10.0, 0.01);
             (demand, (0..engines).map(arc).collect())
         })
@@ -88,13 +113,20 @@ fn random(rng: &mut StdRng) -> Problem {
 fn assert_sound(problem: &Problem, solution: &Solution) {
     for (s, source) in problem.sources.iter().enumerate() {
         let all = solution.shares[s].iter().chain(&solution.shed[s]);
-        assert!(all.clone().all(|v| *v >= 0.0 && v.is_sign_positive()), "{all:?}");
+        assert!(
+            all.clone().all(|v| *v >= 0.0 && v.is_sign_positive()),
+            "{all:?}"
+        );
         if source.has_open_arc() {
             assert_close("routed and refused", all.sum(), 1.0, 1e-9);
         }
     }
     for (e, engine) in problem.engines.iter().enumerate() {
-        assert!(solution.utilisation[e] <= 1.0 + 1e-9, "engine {e}: {}", solution.utilisation[e]);
+        assert!(
+            solution.utilisation[e] <= 1.0 + 1e-9,
+            "engine {e}: {}",
+            solution.utilisation[e]
+        );
         assert!(engine.capacity > 0.0 || solution.utilisation[e] == 0.0);
     }
     assert!(solution.terms.total().is_finite());
@@ -112,7 +144,13 @@ fn h01_a_coefficient_out_of_range_is_refused_by_name() {
         })
     );
     // Six orders of magnitude between two sources of one engine are solved.
-    let narrow = problem(&[1.0], &[Row(&[50.0], &[(0, 1.0, 0.01)]), Row(&[5e-5], &[(0, 1.0, 0.01)])]);
+    let narrow = problem(
+        &[1.0],
+        &[
+            Row(&[50.0], &[(0, 1.0, 0.01)]),
+            Row(&[5e-5], &[(0, 1.0, 0.01)]),
+        ],
+    );
     let solution = solved(&narrow);
     assert_close("large", solution.shares[0][0], 1.0, 1e-9);
     assert_close("small", solution.shares[1][0], 1.0, 1e-9);
@@ -128,7 +166,10 @@ fn h02_scale_of_costs_or_rates_changes_no_weight() {
             let factor = f64::from(k).exp2();
             let mut costs = base.clone();
             costs.over_step_ms *= factor;
-            costs.engines.iter_mut().for_each(|e| e.over_safe_ms *= factor);
+            costs
+                .engines
+                .iter_mut()
+                .for_each(|e| e.over_safe_ms *= factor);
             for point in &mut costs.profiles[0].points {
                 point.ttft_ms *= factor;
             }
@@ -149,7 +190,11 @@ fn h02_scale_of_costs_or_rates_changes_no_weight() {
             }
             for (kind, other) in [("costs", costs), ("rates", rates)] {
                 let got = solved(&other);
-                let pairs = expected.shares.iter().flatten().zip(got.shares.iter().flatten());
+                let pairs = expected
+                    .shares
+                    .iter()
+                    .flatten()
+                    .zip(got.shares.iter().flatten());
                 for (a, b) in pairs {
                     assert_close(&format!("case {case}, {kind} x 2^{k}"), *b, *a, 1e-9);
                 }
@@ -192,7 +237,10 @@ fn h06_nan_is_refused_with_its_name() {
         refused(|p| p.sources[0].demand_rps[0] = f64::INFINITY),
         "frontend 0, class 0: demand_rps = inf"
     );
-    assert_eq!(refused(|p| p.engines[0].capacity = f64::NAN), "engine 0: capacity = NaN");
+    assert_eq!(
+        refused(|p| p.engines[0].capacity = f64::NAN),
+        "engine 0: capacity = NaN"
+    );
     assert_eq!(
         refused(|p| p.profiles[0].points[1].ttft_ms = f64::NAN),
         "profile 0 \"flat\": NaN"
@@ -234,8 +282,16 @@ fn h08_overload_by_almost_nothing_is_shed_and_no_status() {
 
 #[test]
 fn h09_rounding_in_what_stands_does_no_harm() {
-    let mut problem = problem(&[1.0, 1.0], &[Row(&[50.0], &[(0, 1.0, 0.01), (1, 20.0, 0.01)])]);
-    for previous in [[1.0 + 1e-12, 0.0], [1.0 - 1e-16, 1e-16], [0.0, 1.0], [1e-300, 1.0]] {
+    let mut problem = problem(
+        &[1.0, 1.0],
+        &[Row(&[50.0], &[(0, 1.0, 0.01), (1, 20.0, 0.01)])],
+    );
+    for previous in [
+        [1.0 + 1e-12, 0.0],
+        [1.0 - 1e-16, 1e-16],
+        [0.0, 1.0],
+        [1e-300, 1.0],
+    ] {
         problem.sources[0].previous = Some(previous.to_vec());
         assert_sound(&problem, &solved(&problem));
     }
@@ -265,7 +321,11 @@ fn h12_a_solve_leaves_nothing_behind() {
     let problems: Vec<Problem> = (0..50).map(|_| curved(random(&mut rng))).collect();
     let first: Vec<Solution> = problems.iter().map(solved).collect();
     for (problem, first) in problems.iter().zip(&first).rev() {
-        assert_eq!(&solved(problem), first, "the same bytes, whatever was solved between");
+        assert_eq!(
+            &solved(problem),
+            first,
+            "the same bytes, whatever was solved between"
+        );
     }
 }
 
@@ -302,9 +362,15 @@ fn no_small_exchange_improves_an_optimum() {
             for (from, to) in pairs(engines) {
                 let mut one = solution.shares.clone();
                 moved(&mut one, a, from, to, 1.0);
-                assert!(cost(&one) >= best - 1e-6, "seed {seed}, case {case}: one move");
+                assert!(
+                    cost(&one) >= best - 1e-6,
+                    "seed {seed}, case {case}: one move"
+                );
                 moved(&mut one, b, to, from, 1.0);
-                assert!(cost(&one) >= best - 1e-6, "seed {seed}, case {case}: an exchange");
+                assert!(
+                    cost(&one) >= best - 1e-6,
+                    "seed {seed}, case {case}: an exchange"
+                );
             }
         }
     }
@@ -323,7 +389,12 @@ fn movement_is_worth_its_price() {
         problem.sources[0].previous = Some(vec![1.0, 0.0]);
         let solution = solved(&problem);
         assert_close("moved", solution.shares[0][1], expected, 1e-9);
-        assert_close("price", solution.terms.movement, 0.5 * 10.0 * expected, 1e-6);
+        assert_close(
+            "price",
+            solution.terms.movement,
+            0.5 * 10.0 * expected,
+            1e-6,
+        );
     }
 }
 
@@ -371,7 +442,10 @@ fn a_priority_is_shed_before_the_next_higher_whatever_its_work() {
     ];
     let mut problem = problem(&[1.0], &rows);
     // As a topology prices them: by work.
-    problem.sources[0].shed_ms.iter_mut().for_each(|p| *p *= 10.0);
+    problem.sources[0]
+        .shed_ms
+        .iter_mut()
+        .for_each(|p| *p *= 10.0);
     let solution = solved(&problem);
     assert_eq!(solution.shed[0], [0.0, 0.0]);
     assert_close("low", solution.shed[1][1] * 80.0, 30.0, 1e-6);
@@ -379,7 +453,10 @@ fn a_priority_is_shed_before_the_next_higher_whatever_its_work() {
 
 #[test]
 fn shedding_spreads_over_frontends() {
-    let rows = [Row(&[100.0], &[(0, 1.0, 0.01)]), Row(&[100.0], &[(0, 90.0, 0.01)])];
+    let rows = [
+        Row(&[100.0], &[(0, 1.0, 0.01)]),
+        Row(&[100.0], &[(0, 90.0, 0.01)]),
+    ];
     let solution = solved(&problem(&[1.6], &rows));
     assert_close("near", solution.shed[0][0], 0.2, 1e-9);
     assert_close("far", solution.shed[1][0], 0.2, 1e-9);
@@ -403,17 +480,34 @@ fn unlike_requests_at_one_engine_pay_for_what_they_bring() {
         Row(&[40.0], &[(0, 0.0, 0.01), (1, 30.0, 0.01)]),
     ];
     let mut problem = problem(&[1.0, 1.0], &rows);
-    let point = |utilisation, tbot_ms| Point { utilisation, ttft_ms: 200.0, tbot_ms };
+    let point = |utilisation, tbot_ms| Point {
+        utilisation,
+        ttft_ms: 200.0,
+        tbot_ms,
+    };
     problem.profiles[0].points = vec![point(0.0, 10.0), point(1.0, 11.0)];
-    problem.sources[0].arcs.iter_mut().for_each(|a| a.output_tokens = 1.0);
-    problem.sources[1].arcs.iter_mut().for_each(|a| a.output_tokens = 100.0);
+    problem.sources[0]
+        .arcs
+        .iter_mut()
+        .for_each(|a| a.output_tokens = 1.0);
+    problem.sources[1]
+        .arcs
+        .iter_mut()
+        .for_each(|a| a.output_tokens = 100.0);
     let solution = solved(&problem);
     assert_eq!(solution.rounds, 3);
     // The few-token requests have little to lose at a loaded engine, so the others travel.
-    assert!(solution.shares[1][1] > solution.shares[0][1] + 0.3, "{:?}", solution.shares);
+    assert!(
+        solution.shares[1][1] > solution.shares[0][1] + 0.3,
+        "{:?}",
+        solution.shares
+    );
     let together = |far: f64| vec![vec![1.0 - far, far], vec![1.0 - far, far]];
     for far in [0.0, 0.1, 0.2, 0.3, 0.4, 0.5] {
         let (terms, _) = evaluate(&problem, &together(far), &solution.shed, 1.0);
-        assert!(solution.terms.total() <= terms.total() + 1e-6, "all alike, {far} far");
+        assert!(
+            solution.terms.total() <= terms.total() + 1e-6,
+            "all alike, {far} far"
+        );
     }
 }

@@ -6,25 +6,39 @@ use std::process::{Command, Output};
 use serde_json::Value;
 
 fn data(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/data").join(name)
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("../tests/data")
+        .join(name)
 }
 
 fn solver(args: &[&str]) -> Output {
-    Command::new(env!("CARGO_BIN_EXE_pointsman-solver")).args(args).output().expect("the binary")
+    Command::new(env!("CARGO_BIN_EXE_pointsman-solver"))
+        .args(args)
+        .output()
+        .expect("the binary")
 }
 
 fn plan(file: &Path) -> Value {
     let output = solver(&["plan", &file.display().to_string(), "--json"]);
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    assert!(
+        output.status.success(),
+        "{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
     serde_json::from_slice(&output.stdout).expect("JSON")
 }
 
 fn near(what: &str, got: f64, expected: f64) {
-    assert!((got - expected).abs() <= 1e-6, "{what}: {got}, not {expected}");
+    assert!(
+        (got - expected).abs() <= 1e-6,
+        "{what}: {got}, not {expected}"
+    );
 }
 
 fn find<'a>(list: &'a Value, keys: &[(&str, &str)]) -> Option<&'a Value> {
-    list.as_array()?.iter().find(|item| keys.iter().all(|(key, value)| item[*key] == *value))
+    list.as_array()?
+        .iter()
+        .find(|item| keys.iter().all(|(key, value)| item[*key] == *value))
 }
 
 /// Requests per second that a route of a frontend sends to an engine.
@@ -54,8 +68,16 @@ fn objective(plan: &Value) -> f64 {
 fn check_engine(plan: &Value, name: &str, load: f64, capacity: f64) {
     let engine = find(&plan["engines"], &[("engine", name)]).expect("the engine");
     near(name, engine["load"].as_f64().expect("a number"), load);
-    near(name, engine["capacity"].as_f64().expect("a number"), capacity);
-    near(name, engine["utilisation"].as_f64().expect("a number"), load / capacity);
+    near(
+        name,
+        engine["capacity"].as_f64().expect("a number"),
+        capacity,
+    );
+    near(
+        name,
+        engine["utilisation"].as_f64().expect("a number"),
+        load / capacity,
+    );
 }
 
 #[test]
@@ -133,7 +155,11 @@ fn observe_shows_what_the_solver_would_do_beside_what_is_published() {
     let route = find(&plan["routes"], &[("frontend", "B")]).expect("the route");
     let published: Vec<f64> = ["A", "B", "C"]
         .iter()
-        .map(|e| find(&route["published"], &[("engine", e)]).expect("it")["weight"].as_f64().expect("a number"))
+        .map(|e| {
+            find(&route["published"], &[("engine", e)]).expect("it")["weight"]
+                .as_f64()
+                .expect("a number")
+        })
         .collect();
     assert_eq!(published, [0.1, 0.2, 0.7]);
 }
@@ -142,7 +168,10 @@ fn observe_shows_what_the_solver_would_do_beside_what_is_published() {
 fn the_same_file_gives_the_same_bytes() {
     for name in ["three-regions.toml", "mix.toml", "overload.toml"] {
         let file = data(name).display().to_string();
-        let (a, b) = (solver(&["plan", &file, "--json"]), solver(&["plan", &file, "--json"]));
+        let (a, b) = (
+            solver(&["plan", &file, "--json"]),
+            solver(&["plan", &file, "--json"]),
+        );
         assert_eq!(a.stdout, b.stdout);
     }
 }
@@ -152,7 +181,10 @@ fn check_says_good_or_what_is_wrong() {
     let good = solver(&["check", &data("three-regions.toml").display().to_string()]);
     assert_eq!(good.status.code(), Some(0));
     let text = String::from_utf8_lossy(&good.stdout).into_owned();
-    assert!(text.contains("3 frontends, 3 engines, 1 routes in 1 classes"), "{text}");
+    assert!(
+        text.contains("3 frontends, 3 engines, 1 routes in 1 classes"),
+        "{text}"
+    );
 
     let folder = tempfile::tempdir().expect("a folder");
     let file = folder.path().join("bad.toml");
@@ -174,5 +206,8 @@ fn a_missing_file_is_named() {
     let output = solver(&["plan", "/nowhere/at/all.toml"]);
     assert_eq!(output.status.code(), Some(1));
     let text = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert!(text.starts_with("pointsman-solver: read /nowhere/at/all.toml: No such file"), "{text}");
+    assert!(
+        text.starts_with("pointsman-solver: read /nowhere/at/all.toml: No such file"),
+        "{text}"
+    );
 }

@@ -17,7 +17,11 @@ fn topology(change: impl Fn(String) -> String) -> Topology {
 }
 
 fn inputs(topology: &Topology, now_s: u64, demand: [f64; 3]) -> Inputs {
-    let mut inputs = Inputs { now_ns: now_s * SECOND, unix_ms: 1_800_000_000_000, ..Inputs::default() };
+    let mut inputs = Inputs {
+        now_ns: now_s * SECOND,
+        unix_ms: 1_800_000_000_000,
+        ..Inputs::default()
+    };
     for (f, rps) in demand.into_iter().enumerate() {
         inputs.demand.push(DemandSample {
             frontend: FrontendId(f),
@@ -30,7 +34,11 @@ fn inputs(topology: &Topology, now_s: u64, demand: [f64; 3]) -> Inputs {
     }
     for f in topology.frontend_ids() {
         for e in topology.engine_ids() {
-            let address = topology.address(f, e).expect("one").parse().expect("an address");
+            let address = topology
+                .address(f, e)
+                .expect("one")
+                .parse()
+                .expect("an address");
             inputs.addresses.insert((f, e), vec![address]);
         }
     }
@@ -38,7 +46,10 @@ fn inputs(topology: &Topology, now_s: u64, demand: [f64; 3]) -> Inputs {
 }
 
 fn health(inputs: &mut Inputs, engine: usize, health: Health) {
-    inputs.engines.push(EngineSample { health, ..EngineSample::unknown(EngineId(engine)) });
+    inputs.engines.push(EngineSample {
+        health,
+        ..EngineSample::unknown(EngineId(engine))
+    });
 }
 
 /// One pass whose publications all succeed.
@@ -50,7 +61,10 @@ fn pass(topology: &Topology, state: &mut TickState, inputs: &Inputs) -> Vec<Opti
 
 fn publish(state: &mut TickState, outcome: &TickOutcome, now_ns: u64) -> Vec<Option<Reason>> {
     let one = |candidate: &Candidate| {
-        candidate.policy.validate().expect("a policy that proxies take");
+        candidate
+            .policy
+            .validate()
+            .expect("a policy that proxies take");
         if candidate.publish.is_some() {
             state.confirm(candidate.frontend, candidate.policy.clone(), now_ns);
         }
@@ -64,11 +78,19 @@ fn standing(state: &TickState, frontend: usize) -> &Policy {
 }
 
 fn weights(policy: &Policy) -> Vec<f64> {
-    policy.classes[0].eligible.iter().map(|e| e.weight).collect()
+    policy.classes[0]
+        .eligible
+        .iter()
+        .map(|e| e.weight)
+        .collect()
 }
 
 fn slots(policy: &Policy, engine: u16) -> usize {
-    policy.classes[0].table.iter().filter(|e| **e == EngineSlot(engine)).count()
+    policy.classes[0]
+        .table
+        .iter()
+        .filter(|e| **e == EngineSlot(engine))
+        .count()
 }
 
 #[test]
@@ -79,17 +101,34 @@ fn the_first_pass_publishes_everything_and_the_second_nothing() {
     let reasons = pass(&topology, &mut state, &inputs(&topology, 1, demand));
     assert_eq!(reasons, [Some(Reason::First); 3]);
     let policy = standing(&state, 1);
-    assert_eq!((policy.version, policy.epoch, policy.frontend.as_str()), (1, 7, "B"));
+    assert_eq!(
+        (policy.version, policy.epoch, policy.frontend.as_str()),
+        (1, 7, "B")
+    );
     let expected = [0.0, 100.0 / 120.0, 20.0 / 120.0];
     for (got, expected) in weights(policy).iter().zip(expected) {
         assert!((got - expected).abs() < 1e-9);
     }
     // 4,096 x 5/6 = 3,413.33
-    assert_eq!([slots(policy, 0), slots(policy, 1), slots(policy, 2)], [0, 3_413, 683]);
-    assert!(policy.classes[0].admitted_rps.iter().all(|r| r.is_infinite()));
+    assert_eq!(
+        [slots(policy, 0), slots(policy, 1), slots(policy, 2)],
+        [0, 3_413, 683]
+    );
+    assert!(
+        policy.classes[0]
+            .admitted_rps
+            .iter()
+            .all(|r| r.is_infinite())
+    );
 
-    assert_eq!(pass(&topology, &mut state, &inputs(&topology, 3, demand)), [None; 3]);
-    assert_eq!(pass(&topology, &mut state, &inputs(&topology, 60, demand)), [None; 3]);
+    assert_eq!(
+        pass(&topology, &mut state, &inputs(&topology, 3, demand)),
+        [None; 3]
+    );
+    assert_eq!(
+        pass(&topology, &mut state, &inputs(&topology, 60, demand)),
+        [None; 3]
+    );
     let aged = pass(&topology, &mut state, &inputs(&topology, 61, demand));
     assert_eq!(aged, [Some(Reason::Age); 3]);
     assert_eq!(standing(&state, 1).version, 2);
@@ -102,8 +141,10 @@ fn what_is_not_confirmed_is_decided_again() {
     let inputs = inputs(&topology, 1, [90.0, 120.0, 40.0]);
     for _ in 0..2 {
         let outcome = tick(&topology, &mut state, &inputs);
-        let (reason, version) =
-            (outcome.candidates[0].publish, outcome.candidates[0].policy.version);
+        let (reason, version) = (
+            outcome.candidates[0].publish,
+            outcome.candidates[0].policy.version,
+        );
         assert_eq!((reason, version), (Some(Reason::First), 1));
     }
 }
@@ -112,7 +153,11 @@ fn what_is_not_confirmed_is_decided_again() {
 fn more_demand_moves_as_much_as_a_step_allows_each_pass() {
     let topology = topology(|t| t);
     let mut state = TickState::new(&topology, 1);
-    pass(&topology, &mut state, &inputs(&topology, 1, [90.0, 120.0, 40.0]));
+    pass(
+        &topology,
+        &mut state,
+        &inputs(&topology, 1, [90.0, 120.0, 40.0]),
+    );
     let before = standing(&state, 1).classes[0].table.clone();
     let more = [90.0, 140.0, 40.0];
     // 20 of 120 become 40 of 140, a move of 0.119; the overload of B's engine forces all of it.
@@ -155,8 +200,17 @@ fn a_dead_engine_leaves_at_once_and_returns_to_its_slots() {
     assert_eq!(policy.engines[2].state, PlannedState::Out);
     assert_eq!(policy.engines[2].allowance, 0);
     assert_eq!((slots(policy, 1), slots(policy, 2)), (4_096, 0));
-    assert!(policy.classes[0].standby.iter().all(|s| s.engine != EngineSlot(2)));
-    assert_eq!(policy.classes[0].eligible.len(), 3, "dead is not the same as not allowed");
+    assert!(
+        policy.classes[0]
+            .standby
+            .iter()
+            .all(|s| s.engine != EngineSlot(2))
+    );
+    assert_eq!(
+        policy.classes[0].eligible.len(),
+        3,
+        "dead is not the same as not allowed"
+    );
 
     for i in 0..12 {
         let mut alive = inputs(&topology, 5 + i, demand);
@@ -176,7 +230,14 @@ fn where_everything_looks_dead_we_are_blind() {
     let mut dead = inputs(&topology, 3, demand);
     (0..3).for_each(|e| health(&mut dead, e, Health::Down));
     let outcome = tick(&topology, &mut state, &dead);
-    assert_eq!(outcome.candidates.iter().map(|c| c.publish).collect::<Vec<_>>(), [None; 3]);
+    assert_eq!(
+        outcome
+            .candidates
+            .iter()
+            .map(|c| c.publish)
+            .collect::<Vec<_>>(),
+        [None; 3]
+    );
     assert_eq!(
         outcome.notes,
         ["every engine of class \"chat\" looks dead: they are planned as if they were well"]
@@ -187,7 +248,11 @@ fn where_everything_looks_dead_we_are_blind() {
 fn a_restart_moves_nothing() {
     let topology = topology(|t| t);
     let mut state = TickState::new(&topology, 1);
-    pass(&topology, &mut state, &inputs(&topology, 1, [90.0, 120.0, 40.0]));
+    pass(
+        &topology,
+        &mut state,
+        &inputs(&topology, 1, [90.0, 120.0, 40.0]),
+    );
     let mut policies: Vec<Policy> = (0..3).map(|f| standing(&state, f).clone()).collect();
     policies.reverse();
     let mut state = TickState::restore(&topology, 1, policies, 100 * SECOND, 1_800_000_000_000);
@@ -207,7 +272,11 @@ fn versions_rise_above_what_could_not_be_read() {
     let topology = topology(|t| t);
     let mut state = TickState::new(&topology, 1);
     state.raise_version(FrontendId(1), 41);
-    pass(&topology, &mut state, &inputs(&topology, 1, [90.0, 120.0, 40.0]));
+    pass(
+        &topology,
+        &mut state,
+        &inputs(&topology, 1, [90.0, 120.0, 40.0]),
+    );
     let versions: Vec<u64> = (0..3).map(|f| standing(&state, f).version).collect();
     assert_eq!(versions, [1, 42, 1]);
 }
@@ -216,13 +285,21 @@ fn versions_rise_above_what_could_not_be_read() {
 fn overload_is_no_failure_and_its_end_is_published() {
     let topology = topology(|t| t);
     let mut state = TickState::new(&topology, 1);
-    pass(&topology, &mut state, &inputs(&topology, 1, [100.0, 150.0, 80.0]));
+    pass(
+        &topology,
+        &mut state,
+        &inputs(&topology, 1, [100.0, 150.0, 80.0]),
+    );
     let admitted: f64 = (0..3)
         .map(|f| standing(&state, f).classes[0].clone())
         .map(|class| class.admitted_rps[0].min(class.demand_rps))
         .sum();
     assert!((admitted - 280.0).abs() < 1e-6, "{admitted}");
-    let reasons = pass(&topology, &mut state, &inputs(&topology, 3, [90.0, 120.0, 40.0]));
+    let reasons = pass(
+        &topology,
+        &mut state,
+        &inputs(&topology, 3, [90.0, 120.0, 40.0]),
+    );
     assert!(reasons.contains(&Some(Reason::Feasibility)), "{reasons:?}");
     for f in 0..3 {
         assert!(standing(&state, f).classes[0].admitted_rps[0].is_infinite());
@@ -241,7 +318,11 @@ fn an_engine_without_an_address_is_left_out_and_said_so() {
         ["engine \"C\" has no address seen from frontend \"B\": left out there"]
     );
     publish(&mut state, &outcome, SECOND);
-    let names: Vec<&str> = standing(&state, 1).engines.iter().map(|e| e.id.as_str()).collect();
+    let names: Vec<&str> = standing(&state, 1)
+        .engines
+        .iter()
+        .map(|e| e.id.as_str())
+        .collect();
     assert_eq!(names, ["A", "B"]);
     // Once known, an address that no longer resolves stays.
     inputs.addresses.clear();
@@ -252,7 +333,11 @@ fn an_engine_without_an_address_is_left_out_and_said_so() {
 
 fn observe(mut text: String) -> String {
     text = text.replace("mode = \"control\"", "mode = \"observe\"");
-    for (frontend, weights) in [("A", "A = 1"), ("B", "A = 0.1, B = 0.2, C = 0.7"), ("C", "C = 1.0")] {
+    for (frontend, weights) in [
+        ("A", "A = 1"),
+        ("B", "A = 0.1, B = 0.2, C = 0.7"),
+        ("C", "C = 1.0"),
+    ] {
         text += &format!(
             "\n[[weights]]\nfrontend = \"{frontend}\"\nroute = \"chat\"\nweights = {{ {weights} }}\n"
         );
@@ -267,11 +352,20 @@ fn observe_publishes_the_operators_weights_bit_by_bit() {
     let inputs = inputs(&topology, 1, [90.0, 120.0, 40.0]);
     let outcome = tick(&topology, &mut state, &inputs);
     publish(&mut state, &outcome, SECOND);
-    let bits: Vec<u64> = weights(standing(&state, 1)).iter().map(|w| w.to_bits()).collect();
-    assert_eq!(bits, [0.1_f64.to_bits(), 0.2_f64.to_bits(), 0.7_f64.to_bits()]);
+    let bits: Vec<u64> = weights(standing(&state, 1))
+        .iter()
+        .map(|w| w.to_bits())
+        .collect();
+    assert_eq!(
+        bits,
+        [0.1_f64.to_bits(), 0.2_f64.to_bits(), 0.7_f64.to_bits()]
+    );
     // 409.6, 819.2 and 2,867.2 slots.
     let policy = standing(&state, 1);
-    assert_eq!([slots(policy, 0), slots(policy, 1), slots(policy, 2)], [410, 819, 2_867]);
+    assert_eq!(
+        [slots(policy, 0), slots(policy, 1), slots(policy, 2)],
+        [410, 819, 2_867]
+    );
     // B's 84 and C's 40 are more than C's 80, and still nobody is refused by plan.
     assert!(policy.classes[0].admitted_rps[0].is_infinite());
     // What the solver would do is beside it.
@@ -284,14 +378,27 @@ fn observe_publishes_the_operators_weights_bit_by_bit() {
 fn standby_lists_and_allowances_leave_room_for_a_lost_engine() {
     let topology = topology(|t| t);
     let mut state = TickState::new(&topology, 1);
-    pass(&topology, &mut state, &inputs(&topology, 1, [45.0, 70.0, 20.0]));
+    pass(
+        &topology,
+        &mut state,
+        &inputs(&topology, 1, [45.0, 70.0, 20.0]),
+    );
     let policy = standing(&state, 2);
-    let standby: Vec<u16> = policy.classes[0].standby.iter().map(|s| s.engine.0).collect();
+    let standby: Vec<u16> = policy.classes[0]
+        .standby
+        .iter()
+        .map(|s| s.engine.0)
+        .collect();
     assert_eq!(standby.len(), 3);
     assert!(policy.classes[0].standby.iter().all(|s| s.weight > 0.0));
     // C's 20 req/s of 235 ms keep 4.7 in flight at B, should C's engine die.
     for engine in &policy.engines {
-        assert!(engine.allowance >= 10, "{}: {}", engine.id, engine.allowance);
+        assert!(
+            engine.allowance >= 10,
+            "{}: {}",
+            engine.id,
+            engine.allowance
+        );
     }
 }
 
@@ -301,7 +408,10 @@ fn a_penalty_lowers_a_capacity_and_is_named() {
     let mut state = TickState::new(&topology, 1);
     let mut inputs = inputs(&topology, 1, [90.0, 60.0, 40.0]);
     let penalty = Share::new(0.5).expect("a share");
-    inputs.engines.push(EngineSample { penalty, ..EngineSample::unknown(EngineId(1)) });
+    inputs.engines.push(EngineSample {
+        penalty,
+        ..EngineSample::unknown(EngineId(1))
+    });
     let outcome = tick(&topology, &mut state, &inputs);
     let plan = outcome.plan.expect("a plan");
     assert_eq!(plan.engines[1].planned_factor, 0.5);
@@ -347,6 +457,10 @@ fn e22_weights_settle_and_a_small_near_engine_is_held_below_its_knee() {
         let late = &late[20..];
         let mean = late.iter().sum::<f64>() / late.len() as f64;
         let variance = late.iter().map(|w| (w - mean).powi(2)).sum::<f64>() / late.len() as f64;
-        assert!(variance.sqrt() < 0.1, "standard deviation {}", variance.sqrt());
+        assert!(
+            variance.sqrt() < 0.1,
+            "standard deviation {}",
+            variance.sqrt()
+        );
     }
 }

@@ -22,7 +22,9 @@ model = "m"
 "#;
 
 fn refused(text: &str) -> String {
-    Topology::parse("t.toml", text).expect_err("it must be refused").to_string()
+    Topology::parse("t.toml", text)
+        .expect_err("it must be refused")
+        .to_string()
 }
 
 fn with(from: &str, to: &str) -> String {
@@ -137,7 +139,10 @@ fn a_capacity_that_says_too_much_or_nothing() {
 
 #[test]
 fn a_missing_key() {
-    assert_eq!(with("kind = \"h100\"\n", ""), "t.toml:5: key `kind` is missing");
+    assert_eq!(
+        with("kind = \"h100\"\n", ""),
+        "t.toml:5: key `kind` is missing"
+    );
 }
 
 #[test]
@@ -156,7 +161,9 @@ fn names_that_nothing_has() {
 #[test]
 fn static_weights() {
     let weights = |table: &str| {
-        format!("{GOOD}mode = \"observe\"\n[[weights]]\nfrontend = \"A\"\nroute = \"chat\"\nweights = {table}\n")
+        format!(
+            "{GOOD}mode = \"observe\"\n[[weights]]\nfrontend = \"A\"\nroute = \"chat\"\nweights = {table}\n"
+        )
     };
     assert_eq!(
         refused(&weights("{ two = 1 }")),
@@ -197,7 +204,9 @@ fn e02_weights_are_kept_as_given_or_made_to_sum_to_one() {
              {table}\n"
         );
         let topology = Topology::parse("t.toml", &text).expect("good");
-        topology.classes[ClassId(0).0].static_weights[0].clone().expect("given")
+        topology.classes[ClassId(0).0].static_weights[0]
+            .clone()
+            .expect("given")
     };
     let sum: f64 = 0.1 + 0.9;
     assert!((sum - 1.0).abs() < 1e-9);
@@ -212,7 +221,10 @@ fn too_many_engines() {
     for e in 0..=4_096 {
         text += &format!("[[engines]]\nname = \"e{e}\"\nkind = \"k\"\nmodels = [\"m\"]\n");
     }
-    assert_eq!(refused(&text), "t.toml:16387: engines: at most 4096 are allowed");
+    assert_eq!(
+        refused(&text),
+        "t.toml:16387: engines: at most 4096 are allowed"
+    );
 }
 
 #[test]
@@ -261,7 +273,10 @@ fn routes_share_a_class_when_nothing_tells_them_apart() {
     let classes: Vec<usize> = topology.routes.iter().map(|r| r.class.0).collect();
     assert_eq!(classes, [0, 0, 1]);
     assert_eq!(topology.classes[1].name, "long");
-    assert_eq!(topology.routes[1].headers, [("x-team".to_owned(), "blue".to_owned())]);
+    assert_eq!(
+        topology.routes[1].headers,
+        [("x-team".to_owned(), "blue".to_owned())]
+    );
 }
 
 #[test]
@@ -272,7 +287,10 @@ fn capacity_in_the_units_an_operator_knows() {
         (capacity.rps.value(), capacity.assumed)
     };
     // 500 prompt and 100 output tokens: 0.05 s + 0.1 s.
-    assert_eq!(rps("{ prefill_tps = 10000, decode_tps = 1000 }"), (1.0 / (0.05 + 0.1), false));
+    assert_eq!(
+        rps("{ prefill_tps = 10000, decode_tps = 1000 }"),
+        (1.0 / (0.05 + 0.1), false)
+    );
     // The built-in curve at full load: 1,500 ms + 100 tokens x 60 ms.
     assert_eq!(rps("{ max_running = 15 }"), (2.0, true));
 }

@@ -111,7 +111,10 @@ pub(super) fn json(topology: &Topology, plan: &Plan, engines: &[EngineNow]) -> S
         rounds: plan.rounds,
         routes: routes.iter().map(|r| route_report(topology, r)).collect(),
         engines: engine_reports(topology, plan, engines),
-        shed: routes.iter().flat_map(|r| shed_reports(topology, r)).collect(),
+        shed: routes
+            .iter()
+            .flat_map(|r| shed_reports(topology, r))
+            .collect(),
         assumed: assumed(topology),
         warnings: &topology.warnings,
     };
@@ -129,15 +132,28 @@ fn routes<'a>(topology: &Topology, plan: &'a Plan) -> Vec<RoutePlan<'a>> {
             let source = &plan.sources[frontend.0 * classes + route.class.0];
             let mut shed_rps = vec![0.0; topology.priorities.len()];
             let mut routed_rps = 0.0;
-            let own = topology.demand.iter().filter(|d| d.frontend == frontend && d.route.0 == r);
+            let own = topology
+                .demand
+                .iter()
+                .filter(|d| d.frontend == frontend && d.route.0 == r);
             for demand in own {
                 let p = usize::from(demand.priority);
                 let all = source.demand_rps[p];
-                let share = if all > 0.0 { source.shed_rps[p] / all } else { 0.0 };
+                let share = if all > 0.0 {
+                    source.shed_rps[p] / all
+                } else {
+                    0.0
+                };
                 shed_rps[p] += demand.rps.value() * share;
                 routed_rps += demand.rps.value() * (1.0 - share);
             }
-            list.push(RoutePlan { frontend, route: RouteId(r), source, routed_rps, shed_rps });
+            list.push(RoutePlan {
+                frontend,
+                route: RouteId(r),
+                source,
+                routed_rps,
+                shed_rps,
+            });
         }
     }
     list
@@ -157,13 +173,15 @@ fn route_report<'a>(topology: &'a Topology, plan: &RoutePlan<'_>) -> RouteReport
         planned_ttft_ms: arc.planned_ttft_ms,
     });
     let fixed = class.static_weights[plan.frontend.0].as_ref();
-    let published = fixed.filter(|_| class.mode == Mode::Observe).map(|weights| {
-        let one = |(pair, weight): (&crate::model::topology::ClassEngine, &f64)| Published {
-            engine: name(pair.engine.0),
-            weight: *weight,
-        };
-        class.eligible.iter().zip(weights).map(one).collect()
-    });
+    let published = fixed
+        .filter(|_| class.mode == Mode::Observe)
+        .map(|weights| {
+            let one = |(pair, weight): (&crate::model::topology::ClassEngine, &f64)| Published {
+                engine: name(pair.engine.0),
+                weight: *weight,
+            };
+            class.eligible.iter().zip(weights).map(one).collect()
+        });
     RouteReport {
         frontend: &topology.frontends[plan.frontend.0].name,
         route: &route.name,
@@ -176,7 +194,11 @@ fn route_report<'a>(topology: &'a Topology, plan: &RoutePlan<'_>) -> RouteReport
 }
 
 fn shed_reports<'a>(topology: &'a Topology, plan: &RoutePlan<'_>) -> Vec<ShedReport<'a>> {
-    let some = plan.shed_rps.iter().enumerate().filter(|(_, rps)| **rps > 0.0);
+    let some = plan
+        .shed_rps
+        .iter()
+        .enumerate()
+        .filter(|(_, rps)| **rps > 0.0);
     some.map(|(p, rps)| ShedReport {
         frontend: &topology.frontends[plan.frontend.0].name,
         route: &topology.routes[plan.route.0].name,
@@ -220,7 +242,10 @@ fn assumed(topology: &Topology) -> Vec<String> {
 pub(super) fn table(topology: &Topology, plan: &Plan) -> String {
     let mut text = String::new();
     let terms = &plan.terms;
-    line(&mut text, format_args!("objective {:.3} ms/s", terms.total()));
+    line(
+        &mut text,
+        format_args!("objective {:.3} ms/s", terms.total()),
+    );
     line(
         &mut text,
         format_args!(
@@ -252,27 +277,13 @@ pub(super) fn table(topology: &Topology, plan: &Plan) -> String {
             );
         }
         if route.source.arcs.is_empty() {
-            line(&mut text, format_args!("{frontend:<16} {name:<16} no engine is eligible"));
+            line(
+                &mut text,
+                format_args!("{frontend:<16} {name:<16} no engine is eligible"),
+            );
         }
     }
-    line(
-        &mut text,
-        format_args!(
-            "\n{:<16} {:>12} {:>12} {:>12}",
-            "engine", "load req/s", "of req/s", "utilisation"
-        ),
-    );
-    for engine in &plan.engines {
-        let described = &topology.engines[engine.engine.0];
-        let mark = if described.capacity.assumed { " (assumed)" } else { "" };
-        line(
-            &mut text,
-            format_args!(
-                "{:<16} {:>12.3} {:>12.3} {:>12.4}{mark}",
-                described.name, engine.load_rps, engine.capacity_rps, engine.utilisation
-            ),
-        );
-    }
+    engine_table(&mut text, topology, plan);
     for shed in routes.iter().flat_map(|r| shed_reports(topology, r)) {
         line(
             &mut text,
@@ -284,6 +295,31 @@ pub(super) fn table(topology: &Topology, plan: &Plan) -> String {
     }
     notes(&mut text, topology);
     text
+}
+
+fn engine_table(text: &mut String, topology: &Topology, plan: &Plan) {
+    line(
+        text,
+        format_args!(
+            "\n{:<16} {:>12} {:>12} {:>12}",
+            "engine", "load req/s", "of req/s", "utilisation"
+        ),
+    );
+    for engine in &plan.engines {
+        let described = &topology.engines[engine.engine.0];
+        let mark = if described.capacity.assumed {
+            " (assumed)"
+        } else {
+            ""
+        };
+        line(
+            text,
+            format_args!(
+                "{:<16} {:>12.3} {:>12.3} {:>12.4}{mark}",
+                described.name, engine.load_rps, engine.capacity_rps, engine.utilisation
+            ),
+        );
+    }
 }
 
 pub(super) fn summary(file: &Path, topology: &Topology) -> String {
@@ -322,5 +358,7 @@ fn notes(text: &mut String, topology: &Topology) {
 }
 
 fn line(text: &mut String, arguments: std::fmt::Arguments<'_>) {
-    text.write_fmt(arguments).and_then(|()| text.write_char('\n')).expect("a string takes all");
+    text.write_fmt(arguments)
+        .and_then(|()| text.write_char('\n'))
+        .expect("a string takes all");
 }

@@ -42,7 +42,9 @@ impl Mix {
 /// Share of the described capacity that ready replicas leave.
 #[must_use]
 pub(crate) fn ready_share(engine: &Engine, ready: Option<u32>) -> f64 {
-    ready.map_or(1.0, |n| (f64::from(n) / f64::from(engine.replicas)).min(MOST_GROWTH))
+    ready.map_or(1.0, |n| {
+        (f64::from(n) / f64::from(engine.replicas)).min(MOST_GROWTH)
+    })
 }
 
 pub(super) fn read(
@@ -56,14 +58,27 @@ pub(super) fn read(
         source.number_or::<NonNegative>(key(suffix), value.as_ref(), default.value())
     };
     let mix = Mix {
-        prompt_tokens: tokens("prompt_tokens", &raw.prompt_tokens, stated.default_mix.prompt_tokens)?,
-        output_tokens: tokens("output_tokens", &raw.output_tokens, stated.default_mix.output_tokens)?,
+        prompt_tokens: tokens(
+            "prompt_tokens",
+            &raw.prompt_tokens,
+            stated.default_mix.prompt_tokens,
+        )?,
+        output_tokens: tokens(
+            "output_tokens",
+            &raw.output_tokens,
+            stated.default_mix.output_tokens,
+        )?,
     };
     if mix.prompt_tokens.value() + mix.output_tokens.value() <= 0.0 {
         let problem = key("prompt_tokens and output_tokens are both 0: one must be above 0");
         return Err(source.refuse(given.span(), problem));
     }
-    match (&raw.rps, &raw.prefill_tps, &raw.decode_tps, &raw.max_running) {
+    match (
+        &raw.rps,
+        &raw.prefill_tps,
+        &raw.decode_tps,
+        &raw.max_running,
+    ) {
         (Some(rps), None, None, None) => {
             let rps: Positive = source.number(key("rps"), rps)?;
             from_rate(source, stated, given, mix, rps, false)
@@ -74,7 +89,13 @@ pub(super) fn read(
             let seconds = mix.prompt_tokens.value() / prefill_tps.value()
                 + mix.output_tokens.value() / decode_tps.value();
             let rps = in_range(source, stated, given, 1.0 / seconds)?;
-            Ok(Capacity { rps, mix, prefill_tps, decode_tps, assumed: false })
+            Ok(Capacity {
+                rps,
+                mix,
+                prefill_tps,
+                decode_tps,
+                assumed: false,
+            })
         }
         (None, None, None, Some(running)) => {
             let running: Positive = source.number(key("max_running"), running)?;
@@ -85,7 +106,11 @@ pub(super) fn read(
         }
         _ => {
             let allowed = "one of rps, or prefill_tps with decode_tps, or max_running";
-            Err(source.refuse_value(format!("engines {:?}: capacity", stated.name), given, allowed))
+            Err(source.refuse_value(
+                format!("engines {:?}: capacity", stated.name),
+                given,
+                allowed,
+            ))
         }
     }
 }
@@ -101,7 +126,13 @@ fn from_rate(
     let tokens = mix.prompt_tokens.value() / stated.ratio + mix.output_tokens.value();
     let decode_tps = in_range(source, stated, given, rps.value() * tokens)?;
     let prefill_tps = in_range(source, stated, given, decode_tps.value() * stated.ratio)?;
-    Ok(Capacity { rps, mix, prefill_tps, decode_tps, assumed })
+    Ok(Capacity {
+        rps,
+        mix,
+        prefill_tps,
+        decode_tps,
+        assumed,
+    })
 }
 
 fn in_range(
@@ -110,10 +141,16 @@ fn in_range(
     given: &Spanned<raw::Capacity>,
     rate: f64,
 ) -> Result<Positive, TopologyError> {
-    Positive::new(rate).filter(|r| (1e-9..1e15).contains(&r.value())).ok_or_else(|| {
-        let allowed = "rates from 1e-9 to 1e15 per second";
-        source.refuse_value(format!("engines {:?}: capacity", stated.name), given, allowed)
-    })
+    Positive::new(rate)
+        .filter(|r| (1e-9..1e15).contains(&r.value()))
+        .ok_or_else(|| {
+            let allowed = "rates from 1e-9 to 1e15 per second";
+            source.refuse_value(
+                format!("engines {:?}: capacity", stated.name),
+                given,
+                allowed,
+            )
+        })
 }
 
 #[cfg(test)]

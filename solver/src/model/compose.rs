@@ -75,7 +75,9 @@ pub fn compose(
     classes.sort_by_key(|(_, class)| class.slot);
     let mut engines: Vec<Engine> = Vec::new();
     for id in topology.engine_ids() {
-        let used = sources.iter().any(|s| s.arcs.iter().any(|a| a.engine == id));
+        let used = sources
+            .iter()
+            .any(|s| s.arcs.iter().any(|a| a.engine == id));
         if used && let Some(engine) = engine(parts, frontend, id, heading.hosts) {
             engines.push(engine);
         }
@@ -151,7 +153,12 @@ fn class(parts: &Parts<'_>, source: &SourcePlan, standing: Option<&Policy>) -> O
         demand_rps: source.demand_rps.iter().sum(),
         table: table(parts, source, &eligible, standing),
         standby: standby(parts, source),
-        admitted_rps: source.demand_rps.iter().zip(&source.shed_rps).map(admitted).collect(),
+        admitted_rps: source
+            .demand_rps
+            .iter()
+            .zip(&source.shed_rps)
+            .map(admitted)
+            .collect(),
         eligible,
     })
 }
@@ -176,7 +183,9 @@ fn pair(parts: &Parts<'_>, class: &str, arc: &ArcPlan) -> Option<Eligible> {
 /// worth, at the reference engine's stated mix.
 fn speed(topology: &Topology, engine: EngineId) -> f64 {
     let reference = &topology.engines[0].capacity;
-    let own = reference.mix.engine_seconds(&topology.engines[engine.0].capacity);
+    let own = reference
+        .mix
+        .engine_seconds(&topology.engines[engine.0].capacity);
     reference.mix.engine_seconds(reference) / own
 }
 
@@ -195,7 +204,12 @@ fn table(
     let before = standing.and_then(|p| standing_table(p, &topology.classes[source.class.0].name));
     // Every engine in question, by name: those of now and those of the standing table.
     let mut names: Vec<&str> = Vec::new();
-    names.extend(source.arcs.iter().map(|a| topology.engines[a.engine.0].name.as_str()));
+    names.extend(
+        source
+            .arcs
+            .iter()
+            .map(|a| topology.engines[a.engine.0].name.as_str()),
+    );
     names.extend(before.iter().flatten().copied());
     names.sort_unstable();
     names.dedup();
@@ -217,18 +231,27 @@ fn table(
             slots::resize(&table, size)
         }
         None => {
-            let shared: Vec<f64> = names.iter().map(|n| shared_weight(parts, source, n)).collect();
+            let shared: Vec<f64> = names
+                .iter()
+                .map(|n| shared_weight(parts, source, n))
+                .collect();
             slots::first(&hashes, &shared, size)
         }
     };
     let quotas = slots::quotas(&weights, size, &slots::counts(&base, names.len()));
     let table = slots::adjust(&base, &hashes, &weights, &quotas);
-    table.into_iter().map(|e| numbers[e].expect("only engines with weight have slots")).collect()
+    table
+        .into_iter()
+        .map(|e| numbers[e].expect("only engines with weight have slots"))
+        .collect()
 }
 
 /// Names of the engines in the standing table of a class, by slot.
 fn standing_table<'a>(policy: &'a Policy, class: &str) -> Option<Vec<&'a str>> {
-    let class = policy.classes.iter().find(|c| c.name == class && !c.table.is_empty())?;
+    let class = policy
+        .classes
+        .iter()
+        .find(|c| c.name == class && !c.table.is_empty())?;
     let name = |slot: &EngineSlot| {
         let at = policy.engines.binary_search_by_key(slot, |e| e.slot).ok()?;
         Some(policy.engines[at].id.as_str())
@@ -238,9 +261,16 @@ fn standing_table<'a>(policy: &'a Policy, class: &str) -> Option<Vec<&'a str>> {
 
 /// Mean weight of an engine over the frontends, weighted alike.
 fn shared_weight(parts: &Parts<'_>, source: &SourcePlan, name: &str) -> f64 {
-    let same = parts.plan.sources.iter().filter(|s| s.class == source.class);
+    let same = parts
+        .plan
+        .sources
+        .iter()
+        .filter(|s| s.class == source.class);
     let weight = |s: &SourcePlan| {
-        let arc = s.arcs.iter().find(|a| parts.topology.engines[a.engine.0].name == name);
+        let arc = s
+            .arcs
+            .iter()
+            .find(|a| parts.topology.engines[a.engine.0].name == name);
         arc.map_or(0.0, |a| a.weight)
     };
     same.map(weight).sum::<f64>() / parts.topology.frontends.len() as f64
@@ -267,7 +297,9 @@ fn standby(parts: &Parts<'_>, source: &SourcePlan) -> Vec<Standby> {
     let mut list: Vec<(f64, EngineSlot)> = arcs.iter().filter_map(weight).collect();
     list.sort_by(|a, b| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1)));
     list.truncate(MAX_STANDBY);
-    list.into_iter().map(|(weight, engine)| Standby { engine, weight }).collect()
+    list.into_iter()
+        .map(|(weight, engine)| Standby { engine, weight })
+        .collect()
 }
 
 /// Engine-seconds per second that an engine could still take.
@@ -288,7 +320,9 @@ fn engine(parts: &Parts<'_>, frontend: FrontendId, id: EngineId, hosts: u32) -> 
         return None;
     }
     let host_port = topology.address(frontend, id).unwrap_or_default();
-    let host = host_port.rsplit_once(':').map_or(host_port, |(host, _)| host);
+    let host = host_port
+        .rsplit_once(':')
+        .map_or(host_port, |(host, _)| host);
     let tls = matches!(described.protocol, Protocol::Http1Tls | Protocol::Http2Tls);
     let name = described.server_name.as_deref().unwrap_or(host);
     let profile = profile(topology, id);
@@ -301,8 +335,15 @@ fn engine(parts: &Parts<'_>, frontend: FrontendId, id: EngineId, hosts: u32) -> 
         region: described.region.clone(),
         addresses: addresses.iter().take(MAX_ADDRESSES).copied().collect(),
         protocol: described.protocol,
-        authority: described.authority.clone().unwrap_or_else(|| host_port.to_owned()),
-        sni: if tls { name.trim_matches(['[', ']']).to_owned() } else { String::new() },
+        authority: described
+            .authority
+            .clone()
+            .unwrap_or_else(|| host_port.to_owned()),
+        sni: if tls {
+            name.trim_matches(['[', ']']).to_owned()
+        } else {
+            String::new()
+        },
         credential: described.credential.clone(),
         health_path: described.health_path.clone(),
         state: now.state,
@@ -327,8 +368,16 @@ fn engine(parts: &Parts<'_>, frontend: FrontendId, id: EngineId, hosts: u32) -> 
 }
 
 fn point(point: &super::topology::Point) -> ProfilePoint {
-    let super::topology::Point { utilisation, ttft_ms, tbot_ms } = *point;
-    ProfilePoint { utilisation, ttft_ms, tbot_ms }
+    let super::topology::Point {
+        utilisation,
+        ttft_ms,
+        tbot_ms,
+    } = *point;
+    ProfilePoint {
+        utilisation,
+        ttft_ms,
+        tbot_ms,
+    }
 }
 
 /// The engine's curve for the first class it serves.
@@ -342,7 +391,10 @@ fn profile(topology: &Topology, id: EngineId) -> &Profile {
 /// what the engine could take beside as a standby, by Little's law; times a burst, with room for
 /// chance. 0 where no request may go.
 fn allowance(parts: &Parts<'_>, frontend: FrontendId, id: EngineId, hosts: u32) -> u32 {
-    if matches!(parts.engines[id.0].state, PlannedState::Draining | PlannedState::Out) {
+    if matches!(
+        parts.engines[id.0].state,
+        PlannedState::Draining | PlannedState::Out
+    ) {
         return 0;
     }
     let (mut planned, mut standby) = (0.0, 0.0_f64);

@@ -103,7 +103,11 @@ pub fn optimise(problem: &Problem) -> Result<Solution, Status> {
     refuse_bad_numbers(problem)?;
     let mut mix = spread(problem);
     let first = Curve::all(problem, &mix, &mix);
-    let rounds = if first.iter().all(|c| c.uniform) { 1 } else { ROUNDS };
+    let rounds = if first.iter().all(|c| c.uniform) {
+        1
+    } else {
+        ROUNDS
+    };
     let mut best: Option<Solution> = None;
     let mut curves = first;
     for round in 1..=rounds {
@@ -112,9 +116,14 @@ pub fn optimise(problem: &Problem) -> Result<Solution, Status> {
         solution.rounds = round;
         for (mix, found) in mix.iter_mut().zip(&solution.shares) {
             let half = if round == 1 { 0.0 } else { 0.5 };
-            mix.iter_mut().zip(found).for_each(|(m, f)| *m = half * *m + (1.0 - half) * f);
+            mix.iter_mut()
+                .zip(found)
+                .for_each(|(m, f)| *m = half * *m + (1.0 - half) * f);
         }
-        if best.as_ref().is_none_or(|b| solution.terms.total() < b.terms.total()) {
+        if best
+            .as_ref()
+            .is_none_or(|b| solution.terms.total() < b.terms.total())
+        {
             best = Some(solution);
         }
         curves = Curve::all(problem, &mix, &spread(problem));
@@ -139,10 +148,18 @@ pub fn evaluate(
 fn spread(problem: &Problem) -> Vec<Vec<f64>> {
     let one = |source: &super::problem::Source| {
         let of = |a: &super::problem::Arc| {
-            if a.open { problem.engines[a.engine.0].capacity / a.seconds } else { 0.0 }
+            if a.open {
+                problem.engines[a.engine.0].capacity / a.seconds
+            } else {
+                0.0
+            }
         };
         let total: f64 = source.arcs.iter().map(of).sum();
-        source.arcs.iter().map(|a| if total > 0.0 { of(a) / total } else { 0.0 }).collect()
+        source
+            .arcs
+            .iter()
+            .map(|a| if total > 0.0 { of(a) / total } else { 0.0 })
+            .collect()
     };
     problem.sources.iter().map(one).collect()
 }
@@ -163,19 +180,34 @@ fn refuse_bad_numbers(problem: &Problem) -> Result<(), Status> {
         }
     }
     for (p, profile) in problem.profiles.iter().enumerate() {
-        let values = profile.points.iter().flat_map(|x| [x.utilisation, x.ttft_ms, x.tbot_ms]);
+        let values = profile
+            .points
+            .iter()
+            .flat_map(|x| [x.utilisation, x.ttft_ms, x.tbot_ms]);
         if let Some(value) = values.into_iter().find(|v| bad(*v, 0.0)) {
             return refuse(format!("profile {p} {:?}: {value}", profile.name));
         }
     }
     for source in &problem.sources {
         let at = format!("frontend {}, class {}", source.frontend.0, source.class.0);
-        let numbers = [("planned_rps", source.planned_rps), ("movement_ms", source.movement_ms)];
+        let numbers = [
+            ("planned_rps", source.planned_rps),
+            ("movement_ms", source.movement_ms),
+        ];
         let demand = source.demand_rps.iter().map(|d| ("demand_rps", *d));
         let shed = source.shed_ms.iter().map(|d| ("shed_ms", *d));
-        let previous = source.previous.iter().flatten().map(|w| ("previous weight", *w));
+        let previous = source
+            .previous
+            .iter()
+            .flatten()
+            .map(|w| ("previous weight", *w));
         let fixed = source.fixed.iter().flatten().map(|w| ("static weight", *w));
-        for (name, value) in numbers.into_iter().chain(demand).chain(shed).chain(previous).chain(fixed)
+        for (name, value) in numbers
+            .into_iter()
+            .chain(demand)
+            .chain(shed)
+            .chain(previous)
+            .chain(fixed)
         {
             if bad(value, 0.0) {
                 return refuse(format!("{at}: {name} = {value}"));

@@ -36,7 +36,11 @@ impl Plan {
             let load = solution.utilisation[id.0];
             EnginePlan {
                 engine: id,
-                load_rps: if capacity_rps > 0.0 { load * capacity_rps } else { 0.0 },
+                load_rps: if capacity_rps > 0.0 {
+                    load * capacity_rps
+                } else {
+                    0.0
+                },
                 capacity_rps,
                 utilisation: load,
                 planned_factor: now.planned_factor,
@@ -56,27 +60,35 @@ fn source_plan(problem: &Problem, solution: &Solution, s: usize, source: &Source
     let demand = source.demand();
     let shares = &solution.shares[s];
     let weights = weights(source, shares);
-    let arcs = source.arcs.iter().zip(&weights).zip(shares).map(|((arc, weight), share)| {
-        let load = solution.utilisation[arc.engine.0];
-        let profile = &problem.profiles[arc.profile.0];
-        ArcPlan {
-            engine: arc.engine,
-            open: arc.open,
-            weight: *weight,
-            rate_rps: demand * share,
-            seconds: arc.seconds,
-            network_ms: arc.network_ms,
-            service_ms: arc.service_ms,
-            congestion_ms: problem.delay_ms(arc, load),
-            idle_ttft_ms: profile.at(0.0).0,
-            planned_ttft_ms: profile.at(load).0,
-        }
-    });
+    let arcs = source
+        .arcs
+        .iter()
+        .zip(&weights)
+        .zip(shares)
+        .map(|((arc, weight), share)| {
+            let load = solution.utilisation[arc.engine.0];
+            let profile = &problem.profiles[arc.profile.0];
+            ArcPlan {
+                engine: arc.engine,
+                open: arc.open,
+                weight: *weight,
+                rate_rps: demand * share,
+                seconds: arc.seconds,
+                network_ms: arc.network_ms,
+                service_ms: arc.service_ms,
+                congestion_ms: problem.delay_ms(arc, load),
+                idle_ttft_ms: profile.at(0.0).0,
+                planned_ttft_ms: profile.at(load).0,
+            }
+        });
     SourcePlan {
         frontend: source.frontend,
         class: source.class,
         demand_rps: source.demand_rps.clone(),
-        shed_rps: solution.shed[s].iter().map(|share| demand * share).collect(),
+        shed_rps: solution.shed[s]
+            .iter()
+            .map(|share| demand * share)
+            .collect(),
         served: source.fixed.is_some() || source.has_open_arc(),
         arcs: arcs.collect(),
     }

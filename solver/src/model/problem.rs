@@ -129,7 +129,12 @@ impl EngineNow {
     #[must_use]
     pub fn described(replicas: u32) -> Self {
         let state = PlannedState::Active;
-        Self { state, ready_replicas: replicas, ready_share: 1.0, planned_factor: 1.0 }
+        Self {
+            state,
+            ready_replicas: replicas,
+            ready_share: 1.0,
+            planned_factor: 1.0,
+        }
     }
 }
 
@@ -146,8 +151,12 @@ impl Problem {
             headroom: settings.headroom.value(),
             over_safe_ms: settings.over_safe_ms.value() * described.capacity.rps.value(),
         };
-        let engines: Vec<EngineSide> =
-            topology.engines.iter().zip(now.engines).map(engine).collect();
+        let engines: Vec<EngineSide> = topology
+            .engines
+            .iter()
+            .zip(now.engines)
+            .map(engine)
+            .collect();
         let mut sources = Vec::with_capacity(now.demand.len());
         for frontend in topology.frontend_ids() {
             for class in topology.class_ids() {
@@ -169,7 +178,11 @@ impl Problem {
     /// Gives sources without demand a little to be planned with.
     pub fn lift_idle_sources(&mut self) {
         let total: f64 = self.sources.iter().map(Source::demand).sum();
-        let least = if total > 0.0 { total * LEAST_SHARE } else { IDLE_RPS };
+        let least = if total > 0.0 {
+            total * LEAST_SHARE
+        } else {
+            IDLE_RPS
+        };
         for source in &mut self.sources {
             source.planned_rps = source.demand().max(least);
         }
@@ -209,14 +222,19 @@ fn source(
     let class = &topology.classes[class_id.0];
     let at = frontend.0 * topology.classes.len() + class_id.0;
     let demand = &now.demand[at];
-    let (prompt, output) = (demand.mix.prompt_tokens.value(), demand.mix.output_tokens.value());
+    let (prompt, output) = (
+        demand.mix.prompt_tokens.value(),
+        demand.mix.output_tokens.value(),
+    );
     let arcs: Vec<Arc> = class
         .eligible
         .iter()
         .map(|pair| {
             let engine = &topology.engines[pair.engine.0];
             let (ttft_ms, tbot_ms) = topology.profiles[pair.profile.0].at(0.0);
-            let service = class.service_ms.map_or(ttft_ms + output * tbot_ms, |s| s.value());
+            let service = class
+                .service_ms
+                .map_or(ttft_ms + output * tbot_ms, |s| s.value());
             let rtt_ms = topology.rtt_ms(frontend, pair.engine).unwrap_or(0.0);
             let reachable = now.reachable[frontend.0 * topology.engines.len() + pair.engine.0];
             Arc {
@@ -242,11 +260,19 @@ fn source(
         class: class_id,
         demand_rps: demand.by_priority_rps.clone(),
         planned_rps: 0.0,
-        shed_ms: topology.priorities.iter().map(|p| p.shed_cost_ms.value() * relative).collect(),
+        shed_ms: topology
+            .priorities
+            .iter()
+            .map(|p| p.shed_cost_ms.value() * relative)
+            .collect(),
         movement_ms: movement_ms(topology, class_id, prompt),
         arcs,
         previous: now.previous[at].clone(),
-        fixed: if observed { class.static_weights[frontend.0].clone() } else { None },
+        fixed: if observed {
+            class.static_weights[frontend.0].clone()
+        } else {
+            None
+        },
     }
 }
 
@@ -254,7 +280,11 @@ fn source(
 /// by work: otherwise a long request of high priority would go before a short one of low.
 fn relative_work(topology: &Topology, arcs: &[Arc]) -> f64 {
     let stated = |a: &Arc| a.seconds * topology.engines[a.engine.0].capacity.rps.value();
-    if arcs.is_empty() { 1.0 } else { arcs.iter().map(stated).sum::<f64>() / arcs.len() as f64 }
+    if arcs.is_empty() {
+        1.0
+    } else {
+        arcs.iter().map(stated).sum::<f64>() / arcs.len() as f64
+    }
 }
 
 /// What a live conversation loses once when it moves, spread over the time a plan stands.

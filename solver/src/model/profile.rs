@@ -37,7 +37,9 @@ impl Profile {
     /// points, with the last slope beyond them.
     #[must_use]
     pub fn at(&self, utilisation: f64) -> (f64, f64) {
-        let after = self.points.partition_point(|p| p.utilisation <= utilisation);
+        let after = self
+            .points
+            .partition_point(|p| p.utilisation <= utilisation);
         let right = after.clamp(1, self.points.len() - 1);
         let (a, b) = (self.points[right - 1], self.points[right]);
         let t = (utilisation - a.utilisation) / (b.utilisation - a.utilisation);
@@ -49,8 +51,16 @@ impl Profile {
     /// The built-in curve.
     #[must_use]
     pub fn assumed(name: String) -> Self {
-        let point = |&(utilisation, ttft_ms, tbot_ms)| Point { utilisation, ttft_ms, tbot_ms };
-        Self { name, assumed: true, points: ASSUMED.iter().map(point).collect() }
+        let point = |&(utilisation, ttft_ms, tbot_ms)| Point {
+            utilisation,
+            ttft_ms,
+            tbot_ms,
+        };
+        Self {
+            name,
+            assumed: true,
+            points: ASSUMED.iter().map(point).collect(),
+        }
     }
 }
 
@@ -72,21 +82,22 @@ impl Profiles {
                 super::topology::parse::unknown(source, "engines: profile", named, &mut { names })
             });
         }
-        let kind = Some(kind.get_ref().as_str());
+        let kind = kind.get_ref();
         let find = |model: Option<&str>| {
             let matches = |(_, k, m): &(_, Option<String>, Option<String>)| {
-                k.as_deref() == kind && m.as_deref() == model
+                k.as_ref() == Some(kind) && m.as_deref() == model
             };
             self.keys.iter().position(matches)
         };
         if let Some(found) = find(Some(model)).or_else(|| find(None)) {
             return Ok(ProfileId(found));
         }
-        let kind = kind.unwrap_or_default().to_owned();
+        let kind = kind.clone();
         self.warnings.push(format!(
             "kind {kind:?} has no profile: its latency curve is assumed, not measured"
         ));
-        self.list.push(Profile::assumed(format!("assumed for {kind}")));
+        self.list
+            .push(Profile::assumed(format!("assumed for {kind}")));
         self.keys.push((None, Some(kind), None));
         Ok(ProfileId(self.list.len() - 1))
     }
@@ -109,7 +120,11 @@ pub(super) fn read(
     source: &Source<'_>,
     raw: &[Spanned<raw::Profile>],
 ) -> Result<Profiles, TopologyError> {
-    let mut profiles = Profiles { list: Vec::new(), keys: Vec::new(), warnings: Vec::new() };
+    let mut profiles = Profiles {
+        list: Vec::new(),
+        keys: Vec::new(),
+        warnings: Vec::new(),
+    };
     for entry in raw {
         let given = entry.get_ref();
         let name = given.name.as_ref().map(|n| n.get_ref().clone());
@@ -118,18 +133,27 @@ pub(super) fn read(
             return Err(source.refuse(entry.span(), problem));
         }
         let label = name.clone().unwrap_or_else(|| {
-            [given.kind.as_deref(), given.model.as_deref()].into_iter().flatten().collect::<Vec<_>>().join(" ")
+            [given.kind.as_deref(), given.model.as_deref()]
+                .into_iter()
+                .flatten()
+                .collect::<Vec<_>>()
+                .join(" ")
         });
         let key = (name, given.kind.clone(), given.model.clone());
         let twice = |k: &(Option<String>, Option<String>, Option<String>)| {
             (k.0.is_some() && k.0 == key.0) || (k.1.is_some() && (&k.1, &k.2) == (&key.1, &key.2))
         };
         if profiles.keys.iter().any(twice) {
-            let problem = format!("profiles {label:?}: given twice for one name, or kind and model");
+            let problem =
+                format!("profiles {label:?}: given twice for one name, or kind and model");
             return Err(source.refuse(entry.span(), problem));
         }
         let points = points(source, &label, &given.points, &mut profiles.warnings)?;
-        profiles.list.push(Profile { name: label, assumed: false, points });
+        profiles.list.push(Profile {
+            name: label,
+            assumed: false,
+            points,
+        });
         profiles.keys.push(key);
     }
     Ok(profiles)
@@ -143,7 +167,9 @@ fn points(
 ) -> Result<Vec<Point>, TopologyError> {
     let key = |suffix: &str| format!("profiles {label:?}: {suffix}");
     if raw.get_ref().is_empty() || raw.get_ref().len() > MAX_POINTS {
-        let problem = key(&format!("points: must be a list of 1 to {MAX_POINTS} points"));
+        let problem = key(&format!(
+            "points: must be a list of 1 to {MAX_POINTS} points"
+        ));
         return Err(source.refuse(raw.span(), problem));
     }
     let mut list: Vec<Point> = Vec::new();
@@ -151,7 +177,9 @@ fn points(
     for entry in raw.get_ref() {
         let given = entry.get_ref();
         let number = |suffix: &str, value| {
-            source.number::<NonNegative>(key(suffix), value).map(NonNegative::value)
+            source
+                .number::<NonNegative>(key(suffix), value)
+                .map(NonNegative::value)
         };
         let mut point = Point {
             utilisation: number("utilisation", &given.utilisation)?,
@@ -174,7 +202,9 @@ fn points(
         list.push(point);
     }
     if lowered {
-        warnings.push(key("latency falls with load somewhere; it is taken as level there"));
+        warnings.push(key(
+            "latency falls with load somewhere; it is taken as level there",
+        ));
     }
     close(&mut list);
     Ok(list)
@@ -183,11 +213,20 @@ fn points(
 /// Makes the curve begin at 0, level, and reach at least 1, with its last slope.
 fn close(points: &mut Vec<Point>) {
     if points[0].utilisation > 0.0 {
-        points.insert(0, Point { utilisation: 0.0, ..points[0] });
+        points.insert(
+            0,
+            Point {
+                utilisation: 0.0,
+                ..points[0]
+            },
+        );
     }
     let last = points[points.len() - 1];
     if points.len() == 1 {
-        points.push(Point { utilisation: 1.0, ..last });
+        points.push(Point {
+            utilisation: 1.0,
+            ..last
+        });
     } else if last.utilisation < 1.0 {
         let before = points[points.len() - 2];
         let t = (1.0 - before.utilisation) / (last.utilisation - before.utilisation);
@@ -214,12 +253,21 @@ mod tests {
 
     #[test]
     fn a_curve_is_closed_with_its_last_slope() {
-        let point = |utilisation, ttft_ms| Point { utilisation, ttft_ms, tbot_ms: 0.0 };
+        let point = |utilisation, ttft_ms| Point {
+            utilisation,
+            ttft_ms,
+            tbot_ms: 0.0,
+        };
         let mut points = vec![point(0.25, 100.0), point(0.5, 200.0)];
         close(&mut points);
         assert_eq!(
             points,
-            [point(0.0, 100.0), point(0.25, 100.0), point(0.5, 200.0), point(1.0, 400.0)]
+            [
+                point(0.0, 100.0),
+                point(0.25, 100.0),
+                point(0.5, 200.0),
+                point(1.0, 400.0)
+            ]
         );
     }
 }

@@ -48,14 +48,20 @@ impl Registry {
             let mut names = BTreeMap::new();
             for engine in &policy.engines {
                 names.insert(engine.slot, engine.id.clone());
-                registry.engines.adopt(engine.id.clone(), engine.slot.0, engine.generation.0);
+                registry
+                    .engines
+                    .adopt(engine.id.clone(), engine.slot.0, engine.generation.0);
             }
             for class in &policy.classes {
-                registry.classes.adopt(class.name.clone(), class.slot.0, class.generation.0);
+                registry
+                    .classes
+                    .adopt(class.name.clone(), class.slot.0, class.generation.0);
                 for eligible in &class.eligible {
                     if let Some(engine) = names.get(&eligible.engine) {
                         let key = (class.name.clone(), engine.clone());
-                        registry.pairs.adopt(key, eligible.pair.0, eligible.pair_generation.0);
+                        registry
+                            .pairs
+                            .adopt(key, eligible.pair.0, eligible.pair_generation.0);
                     }
                 }
             }
@@ -88,20 +94,29 @@ impl Registry {
     /// An engine's number.
     #[must_use]
     pub fn engine(&self, name: &str) -> Option<(EngineSlot, Generation)> {
-        self.engines.held.get(name).map(|life| (EngineSlot(life.number), life.generation))
+        self.engines
+            .held
+            .get(name)
+            .map(|life| (EngineSlot(life.number), life.generation))
     }
 
     /// A class's number.
     #[must_use]
     pub fn class(&self, name: &str) -> Option<(ClassSlot, Generation)> {
-        self.classes.held.get(name).map(|life| (ClassSlot(life.number), life.generation))
+        self.classes
+            .held
+            .get(name)
+            .map(|life| (ClassSlot(life.number), life.generation))
     }
 
     /// A pair's number.
     #[must_use]
     pub fn pair(&self, class: &str, engine: &str) -> Option<(PairNumber, Generation)> {
         let key = (class.to_owned(), engine.to_owned());
-        self.pairs.held.get(&key).map(|life| (PairNumber(life.number), life.generation))
+        self.pairs
+            .held
+            .get(&key)
+            .map(|life| (PairNumber(life.number), life.generation))
     }
 }
 
@@ -128,11 +143,20 @@ struct Numbers<K: Ord> {
 impl<K: Ord + Clone> Numbers<K> {
     fn new(most: usize) -> Self {
         let (held, resting) = (BTreeMap::new(), BTreeMap::new());
-        Self { held, resting, next: 0, most, least_generation: 1 }
+        Self {
+            held,
+            resting,
+            next: 0,
+            most,
+            least_generation: 1,
+        }
     }
 
     fn adopt(&mut self, key: K, number: u16, generation: u32) {
-        let taken = self.held.iter().any(|(k, life)| life.number == number && *k != key);
+        let taken = self
+            .held
+            .iter()
+            .any(|(k, life)| life.number == number && *k != key);
         if usize::from(number) < self.most && !taken {
             let generation = Generation(generation);
             self.held.entry(key).or_insert(Life { number, generation });
@@ -152,10 +176,16 @@ impl<K: Ord + Clone> Numbers<K> {
     }
 
     fn assign(&mut self, wanted: &BTreeSet<K>, now_ns: u64) {
-        let gone: Vec<K> = self.held.keys().filter(|k| !wanted.contains(k)).cloned().collect();
+        let gone: Vec<K> = self
+            .held
+            .keys()
+            .filter(|k| !wanted.contains(k))
+            .cloned()
+            .collect();
         for key in gone {
             if let Some(life) = self.held.remove(&key) {
-                self.resting.insert(life.number, (now_ns, life.generation.0));
+                self.resting
+                    .insert(life.number, (now_ns, life.generation.0));
             }
         }
         for key in wanted {
@@ -170,7 +200,8 @@ impl<K: Ord + Clone> Numbers<K> {
     /// The lowest rested number, else a new one, else the longest resting: with every number in
     /// use or resting, a short rest harms less than an engine without a number.
     fn new_life(&mut self, now_ns: u64) -> Option<Life> {
-        let rested = |(_, (since, _)): &(&u16, &(u64, u32))| now_ns.saturating_sub(*since) >= REST_NS;
+        let rested =
+            |(_, (since, _)): &(&u16, &(u64, u32))| now_ns.saturating_sub(*since) >= REST_NS;
         let rested = self.resting.iter().find(rested).map(|(n, _)| *n);
         let number = match rested {
             Some(number) => number,
@@ -178,9 +209,18 @@ impl<K: Ord + Clone> Numbers<K> {
                 self.next += 1;
                 u16::try_from(self.next - 1).expect("limits are of u16")
             }
-            None => *self.resting.iter().min_by_key(|(n, (since, _))| (*since, **n))?.0,
+            None => {
+                *self
+                    .resting
+                    .iter()
+                    .min_by_key(|(n, (since, _))| (*since, **n))?
+                    .0
+            }
         };
-        let last = self.resting.remove(&number).map_or(0, |(_, generation)| generation);
+        let last = self
+            .resting
+            .remove(&number)
+            .map_or(0, |(_, generation)| generation);
         let generation = Generation(last.saturating_add(1).max(self.least_generation));
         Some(Life { number, generation })
     }
@@ -203,10 +243,16 @@ mod tests {
     fn a_number_stays_and_is_not_reused_within_an_hour() {
         let mut numbers = Numbers::new(16);
         numbers.assign(&set(&["a", "b"]), 0);
-        assert_eq!((number(&numbers, "a"), number(&numbers, "b")), ((0, 1), (1, 1)));
+        assert_eq!(
+            (number(&numbers, "a"), number(&numbers, "b")),
+            ((0, 1), (1, 1))
+        );
         numbers.assign(&set(&["b"]), 10);
         numbers.assign(&set(&["b", "c"]), REST_NS + 9);
-        assert_eq!((number(&numbers, "b"), number(&numbers, "c")), ((1, 1), (2, 1)));
+        assert_eq!(
+            (number(&numbers, "b"), number(&numbers, "c")),
+            ((1, 1), (2, 1))
+        );
         numbers.assign(&set(&["b", "c", "d"]), REST_NS + 10);
         assert_eq!(number(&numbers, "d"), (0, 2));
     }

@@ -32,7 +32,10 @@ pub fn hull(points: &[(f64, f64)]) -> Vec<Segment> {
         }
         kept.push(point);
     }
-    let piece = |w: &[(f64, f64)]| Segment { width: w[1].0 - w[0].0, slope: slope(w[0], w[1]) };
+    let piece = |w: &[(f64, f64)]| Segment {
+        width: w[1].0 - w[0].0,
+        slope: slope(w[0], w[1]),
+    };
     kept.windows(2).map(piece).collect()
 }
 
@@ -64,14 +67,23 @@ mod tests {
     #[test]
     fn convex_points_stay() {
         let pieces = hull(&[(0.0, 0.0), (0.5, 1.0), (1.0, 3.0)]);
-        assert_eq!(pieces.iter().map(|p| p.slope).collect::<Vec<_>>(), [2.0, 4.0]);
-        assert_eq!(pieces.iter().map(|p| p.width).collect::<Vec<_>>(), [0.5, 0.5]);
+        assert_eq!(
+            pieces.iter().map(|p| p.slope).collect::<Vec<_>>(),
+            [2.0, 4.0]
+        );
+        assert_eq!(
+            pieces.iter().map(|p| p.width).collect::<Vec<_>>(),
+            [0.5, 0.5]
+        );
     }
 
     #[test]
     fn a_dent_upwards_is_cut_off() {
         let pieces = hull(&[(0.0, 0.0), (0.25, 3.0), (0.5, 1.0), (1.0, 3.0)]);
-        assert_eq!(pieces.iter().map(|p| p.slope).collect::<Vec<_>>(), [2.0, 4.0]);
+        assert_eq!(
+            pieces.iter().map(|p| p.slope).collect::<Vec<_>>(),
+            [2.0, 4.0]
+        );
     }
 
     #[test]

@@ -20,14 +20,24 @@ const LEAST_WEIGHT: f64 = 1e-12;
 pub fn quotas(weights: &[f64], slots: usize, held: &[usize]) -> Vec<usize> {
     debug_assert_eq!(weights.len(), held.len(), "one count per engine");
     let exact: Vec<f64> = weights.iter().map(|w| w * slots as f64).collect();
-    let mut quotas: Vec<usize> = exact.iter().map(|x| (x + ROUNDING).floor() as usize).collect();
+    let mut quotas: Vec<usize> = exact
+        .iter()
+        .map(|x| (x + ROUNDING).floor() as usize)
+        .collect();
     let given: usize = quotas.iter().sum();
-    let bonus = |e: usize| if held[e] == quotas[e] + 1 { HELD_BONUS } else { 0.0 };
+    let bonus = |e: usize| {
+        if held[e] == quotas[e] + 1 {
+            HELD_BONUS
+        } else {
+            0.0
+        }
+    };
     let rank: Vec<f64> = (0..weights.len())
         .map(|e| (exact[e] - quotas[e] as f64).max(0.0) + bonus(e))
         .collect();
-    let mut order: Vec<usize> =
-        (0..weights.len()).filter(|e| exact[*e] - quotas[*e] as f64 > ROUNDING).collect();
+    let mut order: Vec<usize> = (0..weights.len())
+        .filter(|e| exact[*e] - quotas[*e] as f64 > ROUNDING)
+        .collect();
     order.sort_by(|a, b| rank[*b].total_cmp(&rank[*a]).then(a.cmp(b)));
     let left = slots.saturating_sub(given);
     for &e in order.iter().take(left) {
@@ -36,9 +46,8 @@ pub fn quotas(weights: &[f64], slots: usize, held: &[usize]) -> Vec<usize> {
     // Weights that sum to a little less than 1 may leave slots over.
     let missing = slots.saturating_sub(quotas.iter().sum());
     if missing > 0
-        && let Some(largest) = (0..weights.len()).max_by(|a, b| {
-            weights[*a].total_cmp(&weights[*b]).then(b.cmp(a))
-        })
+        && let Some(largest) =
+            (0..weights.len()).max_by(|a, b| weights[*a].total_cmp(&weights[*b]).then(b.cmp(a)))
     {
         quotas[largest] += missing;
     }
@@ -63,7 +72,9 @@ pub fn first(hashes: &[u64], shared: &[f64], slots: usize) -> Vec<usize> {
 #[must_use]
 pub fn adjust(table: &[usize], hashes: &[u64], weights: &[f64], quotas: &[usize]) -> Vec<usize> {
     let mut count = counts(table, hashes.len());
-    let short: Vec<usize> = (0..hashes.len()).filter(|e| quotas[*e] > count[*e]).collect();
+    let short: Vec<usize> = (0..hashes.len())
+        .filter(|e| quotas[*e] > count[*e])
+        .collect();
     let mut candidates: Vec<(f64, usize, usize)> = Vec::new();
     for (slot, &holder) in table.iter().enumerate() {
         if count[holder] > quotas[holder] {
@@ -88,7 +99,9 @@ pub fn adjust(table: &[usize], hashes: &[u64], weights: &[f64], quotas: &[usize]
 /// A table of another length that sends every key where it went.
 #[must_use]
 pub fn resize(table: &[usize], slots: usize) -> Vec<usize> {
-    (0..slots).map(|slot| table[slot * table.len() / slots]).collect()
+    (0..slots)
+        .map(|slot| table[slot * table.len() / slots])
+        .collect()
 }
 
 /// Slots of each engine.
@@ -124,7 +137,9 @@ mod tests {
     const SLOTS: usize = 4_096;
 
     fn hashes(n: usize) -> Vec<u64> {
-        (0..n).map(|e| stable_hash(format!("engine-{e}").as_bytes())).collect()
+        (0..n)
+            .map(|e| stable_hash(format!("engine-{e}").as_bytes()))
+            .collect()
     }
 
     fn normal(raw: &[f64]) -> Vec<f64> {
@@ -144,7 +159,11 @@ mod tests {
         let quotas = quotas(weights, SLOTS, &held);
         let next = adjust(table, &hashes(weights.len()), weights, &quotas);
         let moves = table.iter().zip(&next).filter(|(a, b)| a != b).count();
-        let least = held.iter().zip(&quotas).map(|(h, q)| h.saturating_sub(*q)).sum();
+        let least = held
+            .iter()
+            .zip(&quotas)
+            .map(|(h, q)| h.saturating_sub(*q))
+            .sum();
         (next, moves, least)
     }
 
@@ -201,7 +220,11 @@ mod tests {
             assert!(away.iter().all(|e| *e != gone));
             let back = change(&away, weights).0;
             held += table.iter().filter(|e| **e == gone).count();
-            same += table.iter().zip(&back).filter(|(a, b)| **a == gone && a == b).count();
+            same += table
+                .iter()
+                .zip(&back)
+                .filter(|(a, b)| **a == gone && a == b)
+                .count();
         }
         (held, same)
     }
@@ -221,20 +244,34 @@ mod tests {
         let common: Vec<f64> = (0..20).map(|e| 1.0 + f64::from(e % 5)).collect();
         let own: Vec<Vec<f64>> = (0..8_u64)
             .map(|f| {
-                let noise = |e: usize| (mix(f * 1_000 + e as u64) >> 11) as f64 / (1_u64 << 53) as f64;
-                let raw: Vec<f64> =
-                    common.iter().enumerate().map(|(e, w)| w * (0.8 + 0.4 * noise(e))).collect();
+                let noise =
+                    |e: usize| (mix(f * 1_000 + e as u64) >> 11) as f64 / (1_u64 << 53) as f64;
+                let raw: Vec<f64> = common
+                    .iter()
+                    .enumerate()
+                    .map(|(e, w)| w * (0.8 + 0.4 * noise(e)))
+                    .collect();
                 normal(&raw)
             })
             .collect();
-        let mean: Vec<f64> = (0..20).map(|e| own.iter().map(|w| w[e]).sum::<f64>() / 8.0).collect();
+        let mean: Vec<f64> = (0..20)
+            .map(|e| own.iter().map(|w| w[e]).sum::<f64>() / 8.0)
+            .collect();
         let tables: Vec<Vec<usize>> = own.iter().map(|w| build(w, &mean)).collect();
         let (mut got, mut most) = (0.0, 0.0);
         for a in 0..8 {
             for b in 0..a {
-                let same = tables[a].iter().zip(&tables[b]).filter(|(x, y)| x == y).count();
+                let same = tables[a]
+                    .iter()
+                    .zip(&tables[b])
+                    .filter(|(x, y)| x == y)
+                    .count();
                 got += same as f64 / SLOTS as f64;
-                most += own[a].iter().zip(&own[b]).map(|(x, y)| x.min(*y)).sum::<f64>();
+                most += own[a]
+                    .iter()
+                    .zip(&own[b])
+                    .map(|(x, y)| x.min(*y))
+                    .sum::<f64>();
             }
         }
         assert!(got / most >= 0.95, "agreement {}", got / most);

@@ -13,6 +13,7 @@ use pointsman_shm::policy::{Endpoints, FeatureMatch, Mode, Protocol};
 
 use super::units::{NonNegative, Positive, Share};
 
+mod engines;
 pub(super) mod locate;
 pub(super) mod parse;
 pub(super) mod raw;

@@ -5,10 +5,10 @@
 
 use pointsman_shm::policy::Policy;
 
+use super::Reason;
 use super::inputs::Inputs;
 use super::state::TickState;
 use super::world::standing_weights;
-use super::Reason;
 use crate::model::optimise::{Solution, evaluate};
 use crate::model::problem::{Problem, Source};
 use crate::model::topology::{FrontendId, Topology};
@@ -53,7 +53,9 @@ fn own(
     standing: Option<&Policy>,
     candidate: &Policy,
 ) -> Option<Reason> {
-    let Some(standing) = standing else { return Some(Reason::First) };
+    let Some(standing) = standing else {
+        return Some(Reason::First);
+    };
     if shape_differs(standing, candidate) {
         return Some(Reason::EnginesChanged);
     }
@@ -92,9 +94,16 @@ fn gain(
         return Some(Reason::Feasibility);
     }
     // What is refused is the same on both sides and would drown the difference.
-    let (old, new) = (stands.total() - stands.shed, solution.terms.total() - solution.terms.shed);
+    let (old, new) = (
+        stands.total() - stands.shed,
+        solution.terms.total() - solution.terms.shed,
+    );
     // A bounded step shows a part of the gain of the whole move: it has to be worth its part only.
-    let part = if stepped(problem, solution) { problem.max_step } else { 1.0 };
+    let part = if stepped(problem, solution) {
+        problem.max_step
+    } else {
+        1.0
+    };
     let worth = topology.settings.publish_benefit.value() * part * old;
     (old - new > worth && old > 0.0).then_some(Reason::Benefit)
 }
@@ -105,7 +114,11 @@ fn stepped(problem: &Problem, solution: &Solution) -> bool {
         let Some(previous) = source.previous.as_ref().filter(|_| source.fixed.is_none()) else {
             return false;
         };
-        let moved: f64 = shares.iter().zip(previous).map(|(x, w)| (x - w).max(0.0)).sum();
+        let moved: f64 = shares
+            .iter()
+            .zip(previous)
+            .map(|(x, w)| (x - w).max(0.0))
+            .sum();
         moved >= NEARLY * problem.max_step
     };
     problem.sources.iter().zip(&solution.shares).any(held_back)
@@ -115,20 +128,46 @@ fn stepped(problem: &Problem, solution: &Solution) -> bool {
 fn shape_differs(a: &Policy, b: &Policy) -> bool {
     let engine = |e: &pointsman_shm::policy::Engine| {
         let same = (e.slot, e.generation, e.protocol, e.state, e.ready_replicas);
-        let names = (e.id.clone(), e.authority.clone(), e.sni.clone(), e.credential.clone());
+        let names = (
+            e.id.clone(),
+            e.authority.clone(),
+            e.sni.clone(),
+            e.credential.clone(),
+        );
         let more = (e.kind.clone(), e.region.clone(), e.health_path.clone());
         let limits = (e.idle_timeout_ms, e.max_connections, e.max_streams);
-        (same, names, more, limits, e.addresses.clone(), e.planned_factor.to_bits())
+        (
+            same,
+            names,
+            more,
+            limits,
+            e.addresses.clone(),
+            e.planned_factor.to_bits(),
+        )
     };
     let class = |c: &pointsman_shm::policy::Class| {
-        let eligible: Vec<_> =
-            c.eligible.iter().map(|e| (e.engine, e.pair, e.pair_generation)).collect();
-        (c.slot, c.generation, c.name.clone(), c.mode, eligible, c.table.len())
+        let eligible: Vec<_> = c
+            .eligible
+            .iter()
+            .map(|e| (e.engine, e.pair, e.pair_generation))
+            .collect();
+        (
+            c.slot,
+            c.generation,
+            c.name.clone(),
+            c.mode,
+            eligible,
+            c.table.len(),
+        )
     };
     a.hosts != b.hosts
         || a.epoch != b.epoch
         || a.priorities != b.priorities
-        || !a.engines.iter().map(engine).eq(b.engines.iter().map(engine))
+        || !a
+            .engines
+            .iter()
+            .map(engine)
+            .eq(b.engines.iter().map(engine))
         || !a.classes.iter().map(class).eq(b.classes.iter().map(class))
         || a.routes != b.routes
         || observed_weights_differ(a, b)
@@ -139,14 +178,19 @@ fn observed_weights_differ(a: &Policy, b: &Policy) -> bool {
     use pointsman_shm::policy::Mode;
     let weights = |p: &Policy| -> Vec<u64> {
         let observed = p.classes.iter().filter(|c| c.mode == Mode::Observe);
-        observed.flat_map(|c| c.eligible.iter().map(|e| e.weight.to_bits())).collect()
+        observed
+            .flat_map(|c| c.eligible.iter().map(|e| e.weight.to_bits()))
+            .collect()
     };
     weights(a) != weights(b)
 }
 
 fn admission_differs(a: &Policy, b: &Policy) -> bool {
     let rates = |p: &Policy| -> Vec<f64> {
-        p.classes.iter().flat_map(|c| c.admitted_rps.iter().copied()).collect()
+        p.classes
+            .iter()
+            .flat_map(|c| c.admitted_rps.iter().copied())
+            .collect()
     };
     let (a, b) = (rates(a), rates(b));
     let differ = |(a, b): (&f64, &f64)| match (a.is_finite(), b.is_finite()) {
@@ -158,7 +202,10 @@ fn admission_differs(a: &Policy, b: &Policy) -> bool {
 
 fn weights_differ(a: &Policy, b: &Policy) -> bool {
     let weights = |p: &Policy| -> Vec<f64> {
-        p.classes.iter().flat_map(|c| c.eligible.iter().map(|e| e.weight)).collect()
+        p.classes
+            .iter()
+            .flat_map(|c| c.eligible.iter().map(|e| e.weight))
+            .collect()
     };
     let (a, b) = (weights(a), weights(b));
     a.len() != b.len() || a.iter().zip(&b).any(|(a, b)| (a - b).abs() > 1e-9)

@@ -66,7 +66,10 @@ impl TickState {
         let mut state = Self::new(topology, epoch);
         state.registry = Registry::restore(&policies, now_ns, unix_ms);
         for policy in policies {
-            let id = topology.frontends.iter().position(|f| f.name == policy.frontend);
+            let id = topology
+                .frontends
+                .iter()
+                .position(|f| f.name == policy.frontend);
             if let Some(id) = id {
                 state.epoch = state.epoch.max(policy.epoch);
                 state.standing[id].version = policy.version;

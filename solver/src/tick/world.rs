@@ -40,7 +40,13 @@ impl World {
                 previous.push(standing.and_then(|p| standing_weights(topology, p, class.0)));
             }
         }
-        Self { engines, addresses, notes, demand: demand(topology, inputs), previous }
+        Self {
+            engines,
+            addresses,
+            notes,
+            demand: demand(topology, inputs),
+            previous,
+        }
     }
 
     /// The problem of this pass.
@@ -96,8 +102,10 @@ fn fail_open(topology: &Topology, engines: &mut [EngineNow], notes: &mut Vec<Str
         for pair in &class.eligible {
             let factor = engines[pair.engine.0].planned_factor;
             let replicas = topology.engines[pair.engine.0].replicas;
-            engines[pair.engine.0] =
-                EngineNow { planned_factor: factor, ..EngineNow::described(replicas) };
+            engines[pair.engine.0] = EngineNow {
+                planned_factor: factor,
+                ..EngineNow::described(replicas)
+            };
         }
     }
 }
@@ -114,10 +122,16 @@ fn addresses(
         let standing = state.standing(frontend);
         for engine in topology.engine_ids() {
             let name = &topology.engines[engine.0].name;
-            let fresh = inputs.addresses.get(&(frontend, engine)).filter(|a| !a.is_empty());
+            let fresh = inputs
+                .addresses
+                .get(&(frontend, engine))
+                .filter(|a| !a.is_empty());
             let last = || {
                 let engines = standing.into_iter().flat_map(|p| &p.engines);
-                engines.into_iter().find(|e| e.id == *name).map(|e| e.addresses.clone())
+                engines
+                    .into_iter()
+                    .find(|e| e.id == *name)
+                    .map(|e| e.addresses.clone())
             };
             let found = fresh.cloned().or_else(last).unwrap_or_default();
             if found.is_empty() && uses(topology, engine) {
@@ -133,7 +147,10 @@ fn addresses(
 }
 
 fn uses(topology: &Topology, engine: EngineId) -> bool {
-    topology.classes.iter().any(|c| c.eligible.iter().any(|p| p.engine == engine))
+    topology
+        .classes
+        .iter()
+        .any(|c| c.eligible.iter().any(|p| p.engine == engine))
 }
 
 /// Weights that stand for a class, in the order of its eligible engines; `None` without any.
@@ -147,10 +164,17 @@ pub(super) fn standing_weights(
     let weight = |pair: &crate::model::topology::ClassEngine| {
         let name = &topology.engines[pair.engine.0].name;
         let slot = policy.engines.iter().find(|e| e.id == *name)?.slot;
-        standing.eligible.iter().find(|e| e.engine == slot).map(|e| e.weight)
+        standing
+            .eligible
+            .iter()
+            .find(|e| e.engine == slot)
+            .map(|e| e.weight)
     };
-    let weights: Vec<f64> =
-        class.eligible.iter().map(|p| weight(p).unwrap_or(0.0)).collect();
+    let weights: Vec<f64> = class
+        .eligible
+        .iter()
+        .map(|p| weight(p).unwrap_or(0.0))
+        .collect();
     (weights.iter().sum::<f64>() > 0.0).then_some(weights)
 }
 
@@ -158,13 +182,14 @@ pub(super) fn standing_weights(
 fn demand(topology: &Topology, inputs: &Inputs) -> Vec<DemandNow> {
     let classes = topology.classes.len();
     let priorities = topology.priorities.len();
-    let empty = |f: FrontendId| {
-        topology.classes.iter().map(move |class| (f, class.mix))
-    };
+    let empty = |f: FrontendId| topology.classes.iter().map(move |class| (f, class.mix));
     let mut list: Vec<DemandNow> = topology
         .frontend_ids()
         .flat_map(empty)
-        .map(|(_, mix)| DemandNow { by_priority_rps: vec![0.0; priorities], mix })
+        .map(|(_, mix)| DemandNow {
+            by_priority_rps: vec![0.0; priorities],
+            mix,
+        })
         .collect();
     for sample in &inputs.demand {
         let now = &mut list[sample.frontend.0 * classes + sample.class.0];
@@ -176,13 +201,24 @@ fn demand(topology: &Topology, inputs: &Inputs) -> Vec<DemandNow> {
         if topology.settings.token_mix == TokenMix::Measured && after > before {
             let part = (after - before) / after;
             let blend = |own: f64, seen: Option<f64>| {
-                let mixed = seen.filter(|s| *s > 0.0).map_or(own, |s| own + (s - own) * part);
+                let mixed = seen
+                    .filter(|s| *s > 0.0)
+                    .map_or(own, |s| own + (s - own) * part);
                 crate::model::units::NonNegative::new(mixed)
             };
-            let prompt = blend(now.mix.prompt_tokens.value(), sample.prompt_tokens.map(|t| t.value()));
-            let output = blend(now.mix.output_tokens.value(), sample.output_tokens.map(|t| t.value()));
+            let prompt = blend(
+                now.mix.prompt_tokens.value(),
+                sample.prompt_tokens.map(|t| t.value()),
+            );
+            let output = blend(
+                now.mix.output_tokens.value(),
+                sample.output_tokens.map(|t| t.value()),
+            );
             if let (Some(prompt_tokens), Some(output_tokens)) = (prompt, output) {
-                now.mix = Mix { prompt_tokens, output_tokens };
+                now.mix = Mix {
+                    prompt_tokens,
+                    output_tokens,
+                };
             }
         }
     }

@@ -34,18 +34,22 @@ struct Part {
 impl Curve {
     /// Every engine's curve at a mix of shares. Where that leaves an engine empty, `fallback`
     /// says which requests it would see.
-    pub(super) fn all(
-        problem: &Problem,
-        shares: &[Vec<f64>],
-        fallback: &[Vec<f64>],
-    ) -> Vec<Self> {
+    pub(super) fn all(problem: &Problem, shares: &[Vec<f64>], fallback: &[Vec<f64>]) -> Vec<Self> {
         let mut parts: Vec<Vec<Part>> = problem.engines.iter().map(|_| Vec::new()).collect();
         for (s, source) in problem.sources.iter().enumerate() {
             for (position, &arc) in source.arcs.iter().enumerate() {
-                let share = source.fixed.as_ref().map_or(shares[s][position], |w| w[position]);
+                let share = source
+                    .fixed
+                    .as_ref()
+                    .map_or(shares[s][position], |w| w[position]);
                 let rps = source.planned_rps * share;
                 if arc.open || (source.fixed.is_some() && rps > 0.0) {
-                    parts[arc.engine.0].push(Part { source: s, position, arc, rps });
+                    parts[arc.engine.0].push(Part {
+                        source: s,
+                        position,
+                        arc,
+                        rps,
+                    });
                 }
             }
         }
@@ -60,7 +64,10 @@ impl Curve {
         let of_fixed = |p: &Part| p.rps * p.arc.seconds;
         let base_load: f64 = parts.iter().filter(fixed).map(of_fixed).sum();
         let (base, at) = if engine.capacity > 0.0 {
-            (base_load / engine.capacity, (load(&parts) / engine.capacity).min(1.0))
+            (
+                base_load / engine.capacity,
+                (load(&parts) / engine.capacity).min(1.0),
+            )
         } else {
             (0.0, 0.0)
         };
@@ -75,7 +82,11 @@ impl Curve {
         let total = load(&parts);
         let mean = |utilisation: f64| {
             let delay = |p: &Part| p.rps * problem.delay_ms(&p.arc, utilisation);
-            if total > 0.0 { parts.iter().map(delay).sum::<f64>() / total } else { 0.0 }
+            if total > 0.0 {
+                parts.iter().map(delay).sum::<f64>() / total
+            } else {
+                0.0
+            }
         };
         let pieces = pieces(problem, e, base, &parts, &mean);
         let mean_at = mean(at);
@@ -83,8 +94,17 @@ impl Curve {
             let own = problem.delay_ms(&p.arc, at);
             (p.source, p.position, own - p.arc.seconds * mean_at)
         };
-        let rest = if uniform { Vec::new() } else { parts.iter().map(rest).collect() };
-        Self { pieces, base, uniform, rest }
+        let rest = if uniform {
+            Vec::new()
+        } else {
+            parts.iter().map(rest).collect()
+        };
+        Self {
+            pieces,
+            base,
+            uniform,
+            rest,
+        }
     }
 
     /// Steepest piece, per utilisation.
@@ -95,7 +115,9 @@ impl Curve {
 
 /// Whether every arc's delay per work is the same at every load.
 fn uniform(problem: &Problem, parts: &[Part]) -> bool {
-    let Some(first) = parts.first() else { return true };
+    let Some(first) = parts.first() else {
+        return true;
+    };
     parts.iter().all(|p| {
         let points = &problem.profiles[p.arc.profile.0].points;
         let first_points = &problem.profiles[first.arc.profile.0].points;
@@ -128,20 +150,27 @@ fn pieces(
         let load = u * engine.capacity;
         load * mean(u) + over_safe_ms(problem, e, u)
     };
-    let points: Vec<(f64, f64)> =
-        grid(borders.into_iter(), STEP).into_iter().map(|u| (u, cost(u))).collect();
+    let points: Vec<(f64, f64)> = grid(borders.into_iter(), STEP)
+        .into_iter()
+        .map(|u| (u, cost(u)))
+        .collect();
     let mut pieces = hull(&points);
     if base > 1.0 {
         // Load that is not ours to choose exceeds the engine: it must still be accounted for.
         let slope = pieces.last().map_or(0.0, |p| p.slope);
-        pieces.push(Segment { width: base - 1.0, slope });
+        pieces.push(Segment {
+            width: base - 1.0,
+            slope,
+        });
     }
     pieces
 }
 
 fn over_safe_borders(headroom: f64) -> impl Iterator<Item = f64> {
     let step = (1.0 - headroom) / f64::from(OVER_SAFE_STEPS);
-    (0..OVER_SAFE_STEPS).map(move |j| headroom + step * f64::from(j)).filter(|b| *b < 1.0)
+    (0..OVER_SAFE_STEPS)
+        .map(move |j| headroom + step * f64::from(j))
+        .filter(|b| *b < 1.0)
 }
 
 /// Cost of an engine's load beyond safe capacity, milliseconds per second: each of ten steps to
@@ -156,7 +185,11 @@ pub(super) fn over_safe_ms(problem: &Problem, e: usize, utilisation: f64) -> f64
     let mut cost = 0.0;
     for j in 0..OVER_SAFE_STEPS {
         let from = engine.headroom + step * f64::from(j);
-        let most = if j + 1 == OVER_SAFE_STEPS { f64::INFINITY } else { step };
+        let most = if j + 1 == OVER_SAFE_STEPS {
+            f64::INFINITY
+        } else {
+            step
+        };
         let inside = (utilisation - from).clamp(0.0, most);
         let part = f64::from(j + 1) / f64::from(OVER_SAFE_STEPS);
         cost += inside * engine.capacity * engine.over_safe_ms * part;

@@ -64,29 +64,44 @@ struct Builder<'a> {
 
 pub(super) fn solve(problem: &Problem, curves: &[Curve]) -> Result<Answer, Status> {
     let mut builder = Builder::new(problem, curves);
-    let columns: Vec<Option<Columns>> =
-        problem.sources.iter().enumerate().map(|(s, source)| builder.source(s, source)).collect();
+    let columns: Vec<Option<Columns>> = problem
+        .sources
+        .iter()
+        .enumerate()
+        .map(|(s, source)| builder.source(s, source))
+        .collect();
     builder.engines(&columns)?;
     let shed_factor = builder.shed_factor;
     let solution = run(builder.program, Duration::from_millis(problem.limit_ms))?;
     let value = |v: Variable| solution.var_value(v);
     let shares = |(source, columns): (&Source, &Option<Columns>)| match columns {
         None => vec![0.0; source.arcs.len()],
-        Some(c) => c.arcs.iter().map(|pair| pair.iter().flatten().copied().map(value).sum()).collect(),
+        Some(c) => c
+            .arcs
+            .iter()
+            .map(|pair| pair.iter().flatten().copied().map(value).sum())
+            .collect(),
     };
     let shed = |(source, columns): (&Source, &Option<Columns>)| match columns {
         None => vec![0.0; source.shed_ms.len()],
-        Some(c) => c.shed.iter().map(|list| list.iter().copied().map(value).sum()).collect(),
+        Some(c) => c
+            .shed
+            .iter()
+            .map(|list| list.iter().copied().map(value).sum())
+            .collect(),
     };
     let pairs = || problem.sources.iter().zip(&columns);
-    Ok(Answer { shares: pairs().map(shares).collect(), shed: pairs().map(shed).collect(), shed_factor })
+    Ok(Answer {
+        shares: pairs().map(shares).collect(),
+        shed: pairs().map(shed).collect(),
+        shed_factor,
+    })
 }
 
 /// Shed cost of one request, by piece, cheapest first.
 pub(super) fn shed_pieces(shed_ms: f64) -> impl Iterator<Item = f64> {
     let last = f64::from(SHED_PIECES - 1);
-    (0..SHED_PIECES)
-        .map(move |j| shed_ms * (1.0 + (SHED_SPREAD - 1.0) * f64::from(j) / last))
+    (0..SHED_PIECES).map(move |j| shed_ms * (1.0 + (SHED_SPREAD - 1.0) * f64::from(j) / last))
 }
 
 impl<'a> Builder<'a> {
@@ -162,9 +177,15 @@ impl<'a> Builder<'a> {
         let all = columns.arcs.iter().flatten().flatten().map(|v| (*v, 1.0));
         let row: Vec<(Variable, f64)> = all.chain(shed()).collect();
         self.program.add_constraint(&row, ComparisonOp::Eq, 1.0);
-        let Some(previous) = &source.previous else { return };
-        let usable: f64 =
-            previous.iter().zip(&columns.arcs).filter(|(_, c)| c[0].is_some()).map(|(w, _)| w).sum();
+        let Some(previous) = &source.previous else {
+            return;
+        };
+        let usable: f64 = previous
+            .iter()
+            .zip(&columns.arcs)
+            .filter(|(_, c)| c[0].is_some())
+            .map(|(w, _)| w)
+            .sum();
         let least = usable.min(1.0) - self.problem.max_step;
         if least <= FEASIBLE {
             return;
@@ -217,7 +238,8 @@ impl<'a> Builder<'a> {
                 row.push((self.program.add_var(cost, (0.0, width)), -1.0));
             }
         }
-        self.program.add_constraint(&row, ComparisonOp::Eq, -curve.base / scale);
+        self.program
+            .add_constraint(&row, ComparisonOp::Eq, -curve.base / scale);
     }
 }
 
@@ -244,7 +266,11 @@ fn dearest(problem: &Problem, curves: &[Curve]) -> (f64, f64) {
 
 /// The largest power of two that is not above a positive number.
 fn power_of_two(value: f64) -> f64 {
-    if value > 0.0 && value.is_finite() { value.log2().floor().exp2() } else { 1.0 }
+    if value > 0.0 && value.is_finite() {
+        value.log2().floor().exp2()
+    } else {
+        1.0
+    }
 }
 
 fn run(program: Program, limit: Duration) -> Result<microlp::Solution, Status> {
@@ -253,8 +279,12 @@ fn run(program: Program, limit: Duration) -> Result<microlp::Solution, Status> {
     options.tolerances.feasibility = FEASIBLE;
     let solved = catch_unwind(AssertUnwindSafe(|| program.solve_with(options)));
     match solved {
-        Err(panic) => Err(Status::Panicked { message: panic_message(panic.as_ref()) }),
-        Ok(Err(error)) => Err(Status::Failed { message: error.to_string() }),
+        Err(panic) => Err(Status::Panicked {
+            message: panic_message(panic.as_ref()),
+        }),
+        Ok(Err(error)) => Err(Status::Failed {
+            message: error.to_string(),
+        }),
         Ok(Ok(SolveOutcome::Solution(solution))) => {
             if solution.status() == microlp::SolutionStatus::Optimal {
                 Ok(solution)
@@ -273,5 +303,52 @@ fn run(program: Program, limit: Duration) -> Result<microlp::Solution, Status> {
 /// The text of a panic, where it has one.
 pub(super) fn panic_message(panic: &(dyn std::any::Any + Send)) -> String {
     let text = panic.downcast_ref::<&str>().map(|s| (*s).to_owned());
-    text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "no message".into())
+    text.or_else(|| panic.downcast_ref::<String>().cloned())
+        .unwrap_or_else(|| "no message".into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LONG: Duration = Duration::from_secs(60);
+
+    fn program() -> (Program, Variable) {
+        let mut program = Program::new(OptimizationDirection::Minimize);
+        let x = program.add_var(1.0, (0.0, 1.0));
+        (program, x)
+    }
+
+    #[test]
+    fn h11_a_panic_of_the_method_is_caught_and_named() {
+        // The same variable twice in a row.
+        let (mut program, x) = program();
+        let outcome = catch_unwind(AssertUnwindSafe(|| {
+            program.add_constraint([(x, 1.0), (x, 1.0)], ComparisonOp::Ge, 1.0);
+        }));
+        let panic = outcome.expect_err("microlp 0.7 panics on a repeated variable");
+        assert_ne!(panic_message(panic.as_ref()), "no message");
+        let boxed: Box<dyn std::any::Any + Send> = Box::new(7_u8);
+        assert_eq!(panic_message(boxed.as_ref()), "no message");
+    }
+
+    #[test]
+    fn what_has_no_optimum_is_a_failure() {
+        let (mut program, x) = program();
+        program.add_constraint([(x, 1.0)], ComparisonOp::Ge, 2.0);
+        let message = "problem is infeasible".to_owned();
+        assert_eq!(run(program, LONG).err(), Some(Status::Failed { message }));
+        let mut unbounded = Program::new(OptimizationDirection::Minimize);
+        unbounded.add_var(-1.0, (0.0, f64::INFINITY));
+        let message = "problem is unbounded".to_owned();
+        assert_eq!(run(unbounded, LONG).err(), Some(Status::Failed { message }));
+    }
+
+    #[test]
+    fn powers_of_two_are_not_above() {
+        assert_eq!(power_of_two(1.0), 1.0);
+        assert_eq!(power_of_two(127.9), 64.0);
+        assert_eq!(power_of_two(0.3), 0.25);
+        assert_eq!(power_of_two(0.0), 1.0);
+    }
 }

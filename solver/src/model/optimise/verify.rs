@@ -15,7 +15,11 @@ const NOTHING: f64 = 1e-9;
 
 /// Cleans an answer of rounding and checks it.
 pub(super) fn verify(problem: &Problem, answer: Answer) -> Result<Solution, Status> {
-    let Answer { mut shares, mut shed, shed_factor } = answer;
+    let Answer {
+        mut shares,
+        mut shed,
+        shed_factor,
+    } = answer;
     for (s, source) in problem.sources.iter().enumerate() {
         if let Some(fixed) = &source.fixed {
             shares[s].clone_from(fixed);
@@ -25,7 +29,10 @@ pub(super) fn verify(problem: &Problem, answer: Answer) -> Result<Solution, Stat
             // Nobody can serve it: all of it is refused, whatever its priority.
             let demand = source.demand().max(f64::MIN_POSITIVE);
             let all = source.demand_rps.iter().map(|rps| rps / demand);
-            shed[s].iter_mut().zip(all).for_each(|(u, share)| *u = share);
+            shed[s]
+                .iter_mut()
+                .zip(all)
+                .for_each(|(u, share)| *u = share);
         }
     }
     let planned = utilisation(problem, &shares, |s| s.planned_rps);
@@ -38,9 +45,18 @@ pub(super) fn verify(problem: &Problem, answer: Answer) -> Result<Solution, Stat
     }
     let (terms, utilisation) = cost(problem, &shares, &shed, shed_factor);
     if !terms.total().is_finite() {
-        return Err(Status::NonFinite { what: format!("objective {terms:?}") });
+        return Err(Status::NonFinite {
+            what: format!("objective {terms:?}"),
+        });
     }
-    Ok(Solution { shares, shed, utilisation, terms, shed_factor, rounds: 1 })
+    Ok(Solution {
+        shares,
+        shed,
+        utilisation,
+        terms,
+        shed_factor,
+        rounds: 1,
+    })
 }
 
 /// The true cost and the true utilisation of shares.
@@ -58,19 +74,28 @@ fn clean(source: &Source, shares: &mut [f64], shed: &mut [f64]) -> Result<(), St
     for (name, values) in [("share", &mut *shares), ("shed share", &mut *shed)] {
         for value in values.iter_mut() {
             if !value.is_finite() {
-                return Err(Status::NonFinite { what: format!("{}: {name} {value}", at()) });
+                return Err(Status::NonFinite {
+                    what: format!("{}: {name} {value}", at()),
+                });
             }
             if *value < -TOLERANCE || *value > 1.0 + TOLERANCE {
                 let what = format!("{}: {name} {value} is not from 0 to 1", at());
                 return Err(Status::ConstraintBroken { what });
             }
-            *value = if *value < NOTHING { 0.0 } else { value.min(1.0) };
+            *value = if *value < NOTHING {
+                0.0
+            } else {
+                value.min(1.0)
+            };
         }
     }
     let refused: f64 = shed.iter().sum();
     let routed: f64 = shares.iter().sum();
     if (refused + routed - 1.0).abs() > TOLERANCE {
-        let what = format!("{}: routed {routed} and refused {refused} are not all", at());
+        let what = format!(
+            "{}: routed {routed} and refused {refused} are not all",
+            at()
+        );
         return Err(Status::ConstraintBroken { what });
     }
     if routed > 0.0 {
@@ -90,12 +115,13 @@ fn utilisation(problem: &Problem, shares: &[Vec<f64>], rate: fn(&Source) -> f64)
             load[arc.engine.0] += rate(source) * share * arc.seconds;
         }
     }
-    let over = |(load, engine): (&f64, &crate::model::problem::EngineSide)| {
-        match (*load > 0.0, engine.capacity > 0.0) {
-            (false, _) => 0.0,
-            (true, true) => (load / engine.capacity).min(MOST_OVER),
-            (true, false) => MOST_OVER,
-        }
+    let over = |(load, engine): (&f64, &crate::model::problem::EngineSide)| match (
+        *load > 0.0,
+        engine.capacity > 0.0,
+    ) {
+        (false, _) => 0.0,
+        (true, true) => (load / engine.capacity).min(MOST_OVER),
+        (true, false) => MOST_OVER,
     };
     load.iter().zip(&problem.engines).map(over).collect()
 }
@@ -145,4 +171,100 @@ fn shed_cost(rps: f64, all: f64, shed_ms: f64) -> f64 {
         left -= part;
     }
     cost
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::problem::{Arc, EngineSide};
+    use crate::model::topology::{ClassId, EngineId, FrontendId, Point, Profile, ProfileId};
+
+    fn problem() -> Problem {
+        let arc = Arc {
+            engine: EngineId(0),
+            open: true,
+            network_ms: 1.0,
+            service_ms: 2.0,
+            seconds: 0.1,
+            output_tokens: 0.0,
+            profile: ProfileId(0),
+        };
+        let point = |utilisation| Point {
+            utilisation,
+            ttft_ms: 2.0,
+            tbot_ms: 0.0,
+        };
+        Problem {
+            sources: vec![Source {
+                frontend: FrontendId(0),
+                class: ClassId(0),
+                demand_rps: vec![20.0],
+                planned_rps: 20.0,
+                shed_ms: vec![100.0],
+                movement_ms: 0.5,
+                arcs: vec![arc],
+                previous: None,
+                fixed: None,
+            }],
+            engines: vec![EngineSide {
+                capacity: 1.0,
+                headroom: 1.0,
+                over_safe_ms: 0.0,
+            }],
+            profiles: vec![Profile {
+                name: "flat".into(),
+                assumed: false,
+                points: vec![point(0.0), point(1.0)],
+            }],
+            max_step: 0.1,
+            over_step_ms: 1_000.0,
+            limit_ms: 1_000,
+        }
+    }
+
+    fn answer(share: f64, shed: f64) -> Result<Solution, Status> {
+        let (shares, shed) = (vec![vec![share]], vec![vec![shed]]);
+        verify(
+            &problem(),
+            Answer {
+                shares,
+                shed,
+                shed_factor: 1.0,
+            },
+        )
+    }
+
+    #[test]
+    fn rounding_is_cleaned() {
+        let solution = answer(0.5 + 1e-8, 0.5 - 2e-8).expect("within rounding");
+        assert_eq!(solution.shares[0][0] + solution.shed[0][0], 1.0);
+        let solution = answer(-1e-10, 1.0).expect("within rounding");
+        assert_eq!(solution.shares[0][0].to_bits(), 0);
+        assert!((solution.terms.total() - 20.0 * 105.0).abs() < 1e-9);
+    }
+
+    #[test]
+    fn a_broken_constraint_is_named() {
+        let broken = |share, shed| match answer(share, shed) {
+            Err(Status::ConstraintBroken { what }) => what,
+            other => panic!("{other:?}"),
+        };
+        assert_eq!(broken(1.0, 0.0), "engine 0: utilisation 2 is above 1");
+        assert_eq!(
+            broken(0.5, 0.25),
+            "frontend 0, class 0: routed 0.5 and refused 0.25 are not all"
+        );
+        assert_eq!(
+            broken(-0.5, 1.0),
+            "frontend 0, class 0: share -0.5 is not from 0 to 1"
+        );
+    }
+
+    #[test]
+    fn h07_what_is_not_finite_is_named() {
+        for bad in [f64::NAN, f64::INFINITY, f64::NEG_INFINITY] {
+            let what = format!("frontend 0, class 0: share {bad}");
+            assert_eq!(answer(bad, 0.0), Err(Status::NonFinite { what }));
+        }
+    }
 }

@@ -23,7 +23,11 @@ impl<'a> Source<'a> {
     }
 
     /// A refusal of what stands at `span`.
-    pub(in crate::model) fn refuse(&self, span: Range<usize>, problem: impl Into<String>) -> TopologyError {
+    pub(in crate::model) fn refuse(
+        &self,
+        span: Range<usize>,
+        problem: impl Into<String>,
+    ) -> TopologyError {
         let before = self.text.get(..span.start).unwrap_or(self.text);
         TopologyError {
             file: self.file.to_owned(),
@@ -73,8 +77,12 @@ impl<'a> Source<'a> {
         range: Range<u32>,
         default: u32,
     ) -> Result<u32, TopologyError> {
-        let Some(value) = value else { return Ok(default) };
-        let number = u32::try_from(*value.get_ref()).ok().filter(|n| range.contains(n));
+        let Some(value) = value else {
+            return Ok(default);
+        };
+        let number = u32::try_from(*value.get_ref())
+            .ok()
+            .filter(|n| range.contains(n));
         let (least, most) = (range.start, range.end - 1);
         number.ok_or_else(|| {
             self.refuse_value(key, value, format!("a whole number from {least} to {most}"))
@@ -101,7 +109,12 @@ impl<'a> Source<'a> {
 
     /// The key whose value starts at `at`, if the text before it ends in `key =`.
     fn key_before(&self, at: usize) -> Option<&str> {
-        let before = self.text.get(..at)?.trim_end().strip_suffix('=')?.trim_end();
+        let before = self
+            .text
+            .get(..at)?
+            .trim_end()
+            .strip_suffix('=')?
+            .trim_end();
         let is_key = |c: char| c.is_alphanumeric() || matches!(c, '_' | '-' | '.' | '"');
         let start = before.rfind(|c| !is_key(c)).map_or(0, |i| i + 1);
         before.get(start..).filter(|key| !key.is_empty())

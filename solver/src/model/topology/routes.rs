@@ -10,8 +10,9 @@ use pointsman_shm::id;
 use pointsman_shm::policy::{Endpoints, FeatureMatch, Features, Mode};
 use toml::Spanned;
 
+use super::engines::{engine_named, no_round_trip, plain_text};
 use super::locate::Source;
-use super::parse::{engine_named, find, list, mode, name, no_round_trip, plain_text, unknown};
+use super::parse::{find, list, mode, name, unknown};
 use super::{
     Class, ClassEngine, ClassId, Demand, EngineId, FrontendId, Mix, Route, RouteId, Topology,
     TopologyError, raw,
@@ -59,7 +60,9 @@ pub(super) fn read(
         let fixed = static_weights(source, entry, topology, &eligible, weights.remove(&name))?;
         let class = class(source, entry, topology, &mut classes, eligible, mode, fixed)?;
         let route = route(source, given, topology, name, class)?;
-        topology.classes[class.0].routes.push(RouteId(topology.routes.len()));
+        topology.classes[class.0]
+            .routes
+            .push(RouteId(topology.routes.len()));
         topology.routes.push(route);
     }
     check_sizes(source, raw, topology)?;
@@ -84,7 +87,10 @@ pub(super) fn mix(source: &Source<'_>, route: &raw::Route) -> Result<Mix, Topolo
         );
         return Err(source.refuse(route.name.span(), problem));
     }
-    Ok(Mix { prompt_tokens, output_tokens })
+    Ok(Mix {
+        prompt_tokens,
+        output_tokens,
+    })
 }
 
 fn eligible(
@@ -104,21 +110,29 @@ fn eligible(
         }
     }
     for wanted in given.regions.iter().flatten() {
-        if !topology.engines.iter().any(|e| e.region == *wanted.get_ref()) {
+        if !topology
+            .engines
+            .iter()
+            .any(|e| e.region == *wanted.get_ref())
+        {
             let key = format!("routes {route:?}: regions");
             let mut known = topology.engines.iter().map(|e| &e.region);
             return Err(unknown(source, &key, wanted, &mut known));
         }
     }
     let allows = |list: &Option<Vec<Spanned<String>>>, value: &String| {
-        list.as_ref().is_none_or(|l| l.iter().any(|v| v.get_ref() == value))
+        list.as_ref()
+            .is_none_or(|l| l.iter().any(|v| v.get_ref() == value))
     };
     let mut eligible = Vec::new();
     for (i, engine) in topology.engines.iter().enumerate() {
         let allowed = engine.models.contains(given.model.get_ref())
             && allows(&given.engines, &engine.name)
             && allows(&given.regions, &engine.region)
-            && given.capabilities.iter().all(|c| engine.capabilities.contains(c));
+            && given
+                .capabilities
+                .iter()
+                .all(|c| engine.capabilities.contains(c));
         if !allowed {
             continue;
         }
@@ -130,7 +144,10 @@ fn eligible(
         let described = raw.engines[i].get_ref();
         let (named, kind) = (described.profile.as_ref(), &described.kind);
         let profile = profiles.resolve(source, named, kind, given.model.get_ref())?;
-        eligible.push(ClassEngine { engine: EngineId(i), profile });
+        eligible.push(ClassEngine {
+            engine: EngineId(i),
+            profile,
+        });
     }
     if eligible.is_empty() {
         topology.warnings.push(format!(
@@ -164,7 +181,10 @@ fn class(
     };
     let key = Key {
         eligible: eligible.clone(),
-        tokens: [mix.prompt_tokens.value().to_bits(), mix.output_tokens.value().to_bits()],
+        tokens: [
+            mix.prompt_tokens.value().to_bits(),
+            mix.output_tokens.value().to_bits(),
+        ],
         service: service_ms.map(|s| s.value().to_bits()),
         weights: (mode == Mode::Observe).then(|| bits(&static_weights)),
     };
@@ -213,7 +233,13 @@ fn route(
         return Err(source.refuse_value(key("body_bytes_max"), max, allowed));
     }
     let model = &given.model;
-    plain_text(source, &key("adapter"), &given.adapter, false, given.name.span())?;
+    plain_text(
+        source,
+        &key("adapter"),
+        &given.adapter,
+        false,
+        given.name.span(),
+    )?;
     plain_text(source, &key("model"), model.get_ref(), false, model.span())?;
     if model.get_ref().is_empty() {
         return Err(source.refuse_value(key("model"), model, "the name of a model"));
@@ -245,7 +271,9 @@ fn endpoints(
     given: &raw::Route,
     key: &str,
 ) -> Result<Endpoints, TopologyError> {
-    let Some(list) = &given.endpoints else { return Ok(Endpoints::ALL) };
+    let Some(list) = &given.endpoints else {
+        return Ok(Endpoints::ALL);
+    };
     let bit = |endpoint: &raw::Endpoint| match endpoint {
         raw::Endpoint::Chat => Endpoints::CHAT.0,
         raw::Endpoint::Completions => Endpoints::COMPLETIONS.0,
@@ -257,7 +285,9 @@ fn endpoints(
     if list.get_ref().is_empty() {
         return Err(source.refuse_value(key, list, "a list of at least one endpoint"));
     }
-    Ok(Endpoints(list.get_ref().iter().map(bit).fold(0, |a, b| a | b)))
+    Ok(Endpoints(
+        list.get_ref().iter().map(bit).fold(0, |a, b| a | b),
+    ))
 }
 
 fn features(
@@ -271,9 +301,14 @@ fn features(
             raw::Feature::Tools => Features::TOOLS,
             raw::Feature::Images => Features::IMAGES,
         };
-        list.iter().map(bit).fold(Features::default(), Features::with)
+        list.iter()
+            .map(bit)
+            .fold(Features::default(), Features::with)
     };
-    let features = FeatureMatch { required: bits(&given.requires), forbidden: bits(&given.forbids) };
+    let features = FeatureMatch {
+        required: bits(&given.requires),
+        forbidden: bits(&given.forbids),
+    };
     if features.required.intersects(features.forbidden) {
         let problem = format!("{key}: a feature cannot be in both requires and forbids");
         return Err(source.refuse(given.name.span(), problem));
@@ -431,7 +466,9 @@ fn one_table(
     let mut weights = vec![0.0; eligible.len()];
     for (engine, value) in given {
         let key = format!("weights: weights.{engine}");
-        let found = eligible.iter().position(|e| topology.engines[e.engine.0].name == *engine);
+        let found = eligible
+            .iter()
+            .position(|e| topology.engines[e.engine.0].name == *engine);
         let Some(at) = found else {
             let known = list(eligible.iter().map(|e| &topology.engines[e.engine.0].name));
             let problem = match engine_named(&topology.engines, engine) {
@@ -448,7 +485,10 @@ fn one_table(
     }
     let sum: f64 = weights.iter().sum();
     if sum <= 0.0 {
-        let allowed = format!("weights of which one is {}", crate::model::units::Positive::ALLOWED);
+        let allowed = format!(
+            "weights of which one is {}",
+            crate::model::units::Positive::ALLOWED
+        );
         return Err(source.refuse_value("weights: weights", &table.get_ref().weights, allowed));
     }
     // Given values that already sum to one are published exactly as given.

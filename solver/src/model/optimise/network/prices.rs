@@ -1,0 +1,175 @@
+//! What one unit more or less is worth, from both sides.
+//!
+//! Potentials are one valid set of prices; at a kink there are many, and then one unit more costs
+//! another amount than one unit less saves. Both come from the flows alone, as shortest paths in
+//! the graph of what can still be sent or taken back: to the root, where a unit ends, and from
+//! it. At an optimum no cycle of that graph gains, so the rounds of each pass end.
+
+use super::Solved;
+use super::instance::{Instance, margins, shed_rungs, way_rungs};
+
+/// What one unit more or less changes the objective by.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Prices {
+    /// By source: what one unit of demand more costs.
+    pub demand_more: Vec<i64>,
+    /// By source: what one unit of demand less saves; `None` without demand.
+    pub demand_less: Vec<Option<i64>>,
+    /// By engine: what one unit more on its last rung saves; `None` without rungs.
+    pub capacity_more: Vec<Option<i64>>,
+    /// By engine: what one unit less on its last rung costs; `None` without rungs.
+    pub capacity_less: Vec<Option<i64>>,
+    /// By engine: what a unit sent to it now pays there and beyond, the delay it brings to others
+    /// included.
+    pub at_engine: Vec<i64>,
+}
+
+impl Prices {
+    /// What sending one more unit of a source to an engine costs beyond the best it can do: zero
+    /// for what is used. `None` where there is no way.
+    #[must_use]
+    pub fn detour(
+        &self,
+        instance: &Instance,
+        solved: &Solved,
+        source: usize,
+        engine: u32,
+    ) -> Option<i64> {
+        let place = instance.place(source, engine)?;
+        let key = |f: &super::Flow| (f.source as usize, f.engine).cmp(&(source, engine));
+        let flow = solved.flows().binary_search_by(key).map_or(0, |i| solved.flows()[i].amount);
+        let (next, _) = margins(way_rungs(&instance.sources[source], place), flow);
+        let next = next.expect("a way has no bound");
+        let at = self.at_engine[engine as usize];
+        (at < FAR).then(|| next + at - self.demand_more[source])
+    }
+}
+
+/// A distance to what cannot be reached.
+const FAR: i64 = i64::MAX / 4;
+
+/// The graph of what can still be sent or taken back.
+struct Residual<'a> {
+    instance: &'a Instance,
+    /// By source: cost of the next unit by each way.
+    next: Vec<Option<Vec<i64>>>,
+    /// Ways in use: source, engine, cost of the last unit.
+    used: Vec<(usize, usize, i64)>,
+    /// By source: next and last unit refused.
+    shed: Vec<(Option<i64>, Option<i64>)>,
+    /// By engine: next and last unit of load.
+    load: Vec<(Option<i64>, Option<i64>)>,
+}
+
+/// Prices of an optimal answer.
+#[must_use]
+pub fn prices(instance: &Instance, solved: &Solved) -> Prices {
+    let residual = Residual::new(instance, solved);
+    let (to_source, to_engine) = residual.to_root();
+    let (from_source, from_engine) = residual.from_root();
+    let last_rung = |e: usize| instance.engines[e].last().map(|r| r.cost);
+    let more = |e: usize| last_rung(e).map(|cost| (-(from_engine[e] + cost)).max(0));
+    let less = |e: usize| {
+        let full = solved.load[e] == instance.capacity(e) && solved.load[e] > 0;
+        last_rung(e).map(|cost| if full { to_engine[e] - cost } else { 0 })
+    };
+    let engines = 0..instance.engines.len();
+    let demand = instance.sources.iter().map(|s| s.demand > 0);
+    Prices {
+        demand_less: demand.zip(&from_source).map(|(any, d)| any.then_some(-d)).collect(),
+        demand_more: to_source,
+        capacity_more: engines.clone().map(more).collect(),
+        capacity_less: engines.map(less).collect(),
+        at_engine: to_engine,
+    }
+}
+
+impl<'a> Residual<'a> {
+    fn new(instance: &'a Instance, solved: &Solved) -> Self {
+        let flow = |f: &super::Flow| {
+            let s = f.source as usize;
+            let place = instance.place(s, f.engine).expect("flows run along ways");
+            (s, place, margins(way_rungs(&instance.sources[s], place), f.amount))
+        };
+        let mut next: Vec<Option<Vec<i64>>> = vec![None; instance.sources.len()];
+        // Only parts make the next unit cheaper than the unbounded way.
+        for (s, source) in instance.sources.iter().enumerate() {
+            if source.parts.is_empty() {
+                continue;
+            }
+            let mut costs = source.costs.clone();
+            for part in source.parts.iter().rev().filter(|p| p.width > 0) {
+                costs[part.place as usize] = part.cost;
+            }
+            next[s] = Some(costs);
+        }
+        let mut used = Vec::with_capacity(solved.flows().len());
+        for f in solved.flows() {
+            let (s, place, (more, last)) = flow(f);
+            if let (Some(costs), Some(more)) = (&mut next[s], more) {
+                costs[place] = more;
+            }
+            used.push((s, f.engine as usize, last.expect("a flow is above 0")));
+        }
+        let shed = instance.sources.iter().zip(&solved.shed);
+        let load = instance.engines.iter().zip(&solved.load);
+        Self {
+            instance,
+            next,
+            used,
+            shed: shed.map(|(source, shed)| margins(shed_rungs(source), *shed)).collect(),
+            load: load.map(|(rungs, load)| margins(rungs.iter().copied(), *load)).collect(),
+        }
+    }
+
+    fn costs(&self, source: usize) -> &[i64] {
+        self.next[source].as_deref().unwrap_or(&self.instance.sources[source].costs)
+    }
+
+    /// Least cost from every source and engine to the root.
+    fn to_root(&self) -> (Vec<i64>, Vec<i64>) {
+        let mut of_source: Vec<i64> = self.shed.iter().map(|(next, _)| next.unwrap_or(FAR)).collect();
+        let mut of_engine: Vec<i64> = self.load.iter().map(|(next, _)| next.unwrap_or(FAR)).collect();
+        loop {
+            for (s, own) in of_source.iter_mut().enumerate() {
+                let ways = self.costs(s).iter().zip(self.instance.ways(s));
+                *own = ways.fold(*own, |least, (c, e)| least.min(c + of_engine[*e as usize]));
+            }
+            let mut changed = false;
+            for &(s, e, cost) in &self.used {
+                if of_source[s] - cost < of_engine[e] {
+                    of_engine[e] = of_source[s] - cost;
+                    changed = true;
+                }
+            }
+            if !changed {
+                return (of_source, of_engine);
+            }
+        }
+    }
+
+    /// Least cost from the root to every source and engine.
+    fn from_root(&self) -> (Vec<i64>, Vec<i64>) {
+        let back = |(_, last): &(Option<i64>, Option<i64>)| last.map_or(FAR, |cost| -cost);
+        let mut of_source: Vec<i64> = self.shed.iter().map(back).collect();
+        let mut of_engine: Vec<i64> = self.load.iter().map(back).collect();
+        loop {
+            for &(s, e, cost) in &self.used {
+                of_source[s] = of_source[s].min(of_engine[e].saturating_sub(cost));
+            }
+            let mut changed = false;
+            for (s, own) in of_source.iter().enumerate().filter(|(_, own)| **own < FAR) {
+                for (c, e) in self.costs(s).iter().zip(self.instance.ways(s)) {
+                    let through = own + c;
+                    if through < of_engine[*e as usize] {
+                        of_engine[*e as usize] = through;
+                        changed = true;
+                    }
+                }
+            }
+            if !changed {
+                return (of_source, of_engine);
+            }
+        }
+    }
+}

@@ -1,0 +1,412 @@
+//! The primal simplex on the tree: which arc enters, which leaves, until none would gain.
+//!
+//! The ways between sources and engines are never stored: a way outside the tree carries nothing
+//! but its full parts, so one loop over a row of costs prices all of a source's. Rows are priced
+//! in blocks, and the best arc of a block enters. Of the arcs that block a cycle the last one
+//! seen from where its paths meet leaves, so from a tree in which every node can send more to the
+//! root (a *strongly feasible* one) the method always ends.
+
+use super::instance::{Instance, UNBOUNDED};
+use super::tree::{Edge, Hold, Link, Tree};
+
+/// Rows priced before one of their arcs enters. Fewer take worse arcs, more price too long.
+const BLOCK: usize = 8;
+
+/// Where a part of a way stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum State {
+    /// Outside the tree, empty.
+    Empty,
+    /// In the tree.
+    Basic,
+    /// Outside the tree, full.
+    Full,
+}
+
+/// An arc that may enter.
+#[derive(Clone, Copy, Debug)]
+struct Entering {
+    link: Link,
+    tail: u32,
+    head: u32,
+    /// Whether its flow grows.
+    forward: bool,
+    /// Most that it can change by.
+    limit: i64,
+    /// What it carries now.
+    flow: i64,
+    width: i64,
+    /// Cost of one unit along the arc and back by the tree.
+    reduced: i64,
+}
+
+/// The method's state.
+#[derive(Debug)]
+pub(super) struct Simplex<'a> {
+    pub(super) instance: &'a Instance,
+    pub(super) tree: Tree,
+    /// By node: full rungs of its ladder.
+    pub(super) rungs: Vec<u32>,
+    /// By node: whether its ladder is in the tree.
+    pub(super) on_ladder: Vec<bool>,
+    /// By source: its first part.
+    pub(super) first_part: Vec<u32>,
+    /// By part.
+    pub(super) states: Vec<State>,
+    /// Arcs that are neither in the tree nor at a bound: a warm start's excess.
+    pub(super) loose: Vec<Edge>,
+    /// Cost of load beyond an engine's last rung: above whatever refusing could cost.
+    pub(super) beyond: i64,
+    /// Pivots made.
+    pub(super) pivots: u64,
+    /// Of which moved no flow.
+    pub(super) idle_pivots: u64,
+    at: usize,
+    stride: usize,
+}
+
+impl<'a> Simplex<'a> {
+    pub(super) fn new(
+        instance: &'a Instance,
+        tree: Tree,
+        rungs: Vec<u32>,
+        states: Vec<State>,
+        loose: Vec<Edge>,
+    ) -> Self {
+        let rows = instance.sources.len() + instance.engines.len();
+        let first_part = first_parts(instance);
+        let mut simplex = Self {
+            instance,
+            on_ladder: vec![false; rows],
+            tree,
+            rungs,
+            first_part,
+            states,
+            loose,
+            beyond: beyond(instance),
+            pivots: 0,
+            idle_pivots: 0,
+            at: 0,
+            stride: stride(rows),
+        };
+        for v in 0..rows {
+            match simplex.tree.hold[v].link {
+                Link::Ladder(of) => simplex.on_ladder[of as usize] = true,
+                Link::Part(part) => simplex.states[part as usize] = State::Basic,
+                Link::Way { .. } => {}
+            }
+        }
+        simplex
+    }
+
+    /// Pivots until no arc gains or the limit is reached; whether the optimum was found.
+    pub(super) fn run(&mut self, limit: u64) -> bool {
+        while let Some(edge) = self.loose.pop() {
+            if self.pivots >= limit {
+                self.loose.push(edge);
+                return false;
+            }
+            self.settle(edge);
+        }
+        let rows = self.instance.sources.len() + self.instance.engines.len();
+        let mut idle_rows = 0;
+        while idle_rows < rows {
+            let mut best: Option<Entering> = None;
+            for _ in 0..BLOCK.min(rows - idle_rows) {
+                let least = best.map_or(0, |b| b.gain());
+                best = self.price_row(self.at, least).or(best);
+                self.at += self.stride;
+                if self.at >= rows {
+                    self.at -= rows;
+                }
+                idle_rows += 1;
+            }
+            if let Some(entering) = best {
+                if self.pivots >= limit {
+                    return false;
+                }
+                self.pivot(&entering);
+                idle_rows = 0;
+            }
+        }
+        true
+    }
+
+    /// Brings an arc between its bounds into the tree or to a bound.
+    fn settle(&mut self, edge: Edge) {
+        let price = &self.tree.price;
+        let reduced = edge.cost + price[edge.head as usize] - price[edge.tail as usize];
+        let forward = reduced < 0;
+        let limit = if forward { room(edge.width, edge.flow) } else { edge.flow };
+        self.pivot(&Entering {
+            link: edge.link,
+            tail: edge.tail,
+            head: edge.head,
+            forward,
+            limit,
+            flow: edge.flow,
+            width: edge.width,
+            reduced,
+        });
+    }
+
+    /// The arc of a row that gains most, if more than `least`.
+    fn price_row(&self, row: usize, least: i64) -> Option<Entering> {
+        let mut best = self.price_ladder(row, least);
+        if row >= self.instance.sources.len() {
+            return best;
+        }
+        let source = &self.instance.sources[row];
+        let ways = self.instance.ways(row);
+        let (of_engine, own) = (self.engine_prices(), self.tree.price[row]);
+        let mut least = best.map_or(least, |b| b.gain());
+        for (part, index) in source.parts.iter().zip(self.first_part[row]..) {
+            let engine = ways[part.place as usize];
+            let reduced = part.cost + of_engine[engine as usize] - own;
+            let (forward, gain) = match self.states[index as usize] {
+                State::Basic => continue,
+                State::Empty => (true, -reduced),
+                State::Full => (false, reduced),
+            };
+            if gain > least {
+                least = gain;
+                best = Some(Entering {
+                    link: Link::Part(index),
+                    tail: row as u32,
+                    head: self.engine_node(engine),
+                    forward,
+                    limit: part.width,
+                    flow: if forward { 0 } else { part.width },
+                    width: part.width,
+                    reduced,
+                });
+            }
+        }
+        let mut cheapest = i64::MAX;
+        let mut engine = 0;
+        for (cost, &e) in source.costs.iter().zip(ways) {
+            let total = cost + of_engine[e as usize];
+            if total < cheapest {
+                (cheapest, engine) = (total, e);
+            }
+        }
+        if cheapest < own - least {
+            best = Some(Entering {
+                link: Link::Way { source: row as u32, engine },
+                tail: row as u32,
+                head: self.engine_node(engine),
+                forward: true,
+                limit: UNBOUNDED,
+                flow: 0,
+                width: UNBOUNDED,
+                reduced: cheapest - own,
+            });
+        }
+        best
+    }
+
+    /// A ladder outside the tree stands between two rungs: the next may fill, the last may empty.
+    fn price_ladder(&self, row: usize, least: i64) -> Option<Entering> {
+        if self.on_ladder[row] {
+            return None;
+        }
+        let reached = self.rungs[row] as usize;
+        let lift = self.tree.price[self.root()] - self.tree.price[row];
+        let enter = |forward: bool, width: i64, reduced: i64| Entering {
+            link: Link::Ladder(row as u32),
+            tail: row as u32,
+            head: self.root() as u32,
+            forward,
+            limit: width,
+            flow: if forward { 0 } else { width },
+            width,
+            reduced,
+        };
+        if let Some((width, cost)) = self.rung(row, reached) {
+            let reduced = cost + lift;
+            if -reduced > least {
+                return Some(enter(true, width, reduced));
+            }
+        }
+        let (width, cost) = self.rung(row, reached.checked_sub(1)?)?;
+        let reduced = cost + lift;
+        (reduced > least).then(|| enter(false, width, reduced))
+    }
+
+    /// Width and cost of a rung; the last of every ladder has no bound.
+    pub(super) fn rung(&self, node: usize, rung: usize) -> Option<(i64, i64)> {
+        rung_of(self.instance, self.beyond, node, rung)
+    }
+
+    /// Sends what can be sent round the cycle that an arc closes, and swaps it for the arc that
+    /// blocks. An arc that blocks itself changes sides *by its direction*: at a width of zero its
+    /// flow would not tell, and it would enter for ever.
+    fn pivot(&mut self, entering: &Entering) {
+        debug_assert!(entering.limit >= 0, "no arc carries more than its width");
+        self.pivots += 1;
+        let (from, to) = if entering.forward {
+            (entering.tail, entering.head)
+        } else {
+            (entering.head, entering.tail)
+        };
+        let meet = self.tree.meet(from, to);
+        let (amount, cut) = self.blocking(entering.limit, from, to, meet);
+        if amount > 0 {
+            self.tree.push_up(from, meet, -amount);
+            self.tree.push_up(to, meet, amount);
+        } else {
+            self.idle_pivots += 1;
+        }
+        let Some((cut, on_from_side)) = cut else {
+            let was_full = !entering.forward && entering.flow == entering.width;
+            self.leave(entering.link, entering.forward, was_full);
+            return;
+        };
+        // On the side it comes from the flow runs down, on the other side up.
+        let left = self.tree.hold[cut as usize];
+        self.leave(left.link, left.up != on_from_side, false);
+        self.enter(entering);
+        let (node, parent) = if on_from_side { (from, to) } else { (to, from) };
+        let up = node == entering.tail;
+        let flow = entering.flow + if entering.forward { amount } else { -amount };
+        let hold = Hold { link: entering.link, up, flow, width: entering.width };
+        let shift = if up { entering.reduced } else { -entering.reduced };
+        self.tree.rehang(cut, node, parent, hold, shift, meet);
+    }
+
+    /// How much fits round the cycle, and the node above which it is cut: of those that block the
+    /// last on the way from where the paths meet.
+    fn blocking(
+        &self,
+        limit: i64,
+        from: u32,
+        to: u32,
+        meet: u32,
+    ) -> (i64, Option<(u32, bool)>) {
+        let (mut amount, mut cut) = (limit, None);
+        let mut u = from;
+        while u != meet {
+            let hold = &self.tree.hold[u as usize];
+            let room = hold.room_down();
+            if room < amount {
+                (amount, cut) = (room, Some((u, true)));
+            }
+            u = self.tree.parent[u as usize];
+        }
+        let mut u = to;
+        while u != meet {
+            let hold = &self.tree.hold[u as usize];
+            let room = hold.room_up();
+            if room <= amount {
+                (amount, cut) = (room, Some((u, false)));
+            }
+            u = self.tree.parent[u as usize];
+        }
+        (amount, cut)
+    }
+
+    /// An arc leaves the tree, or crosses from bound to bound: full where its flow grew. A rung
+    /// that was full counted as reached.
+    fn leave(&mut self, link: Link, grew: bool, was_full: bool) {
+        match link {
+            Link::Way { .. } => debug_assert!(!grew, "a way has no bound"),
+            Link::Part(part) => {
+                self.states[part as usize] = if grew { State::Full } else { State::Empty };
+            }
+            Link::Ladder(node) => {
+                let node = node as usize;
+                self.on_ladder[node] = false;
+                let reached = &mut self.rungs[node];
+                *reached += u32::from(grew);
+                *reached -= u32::from(was_full);
+            }
+        }
+    }
+
+    /// An arc enters the tree: a ladder at the rung that fills, or at the one that empties.
+    fn enter(&mut self, entering: &Entering) {
+        match entering.link {
+            Link::Way { .. } => {}
+            Link::Part(part) => self.states[part as usize] = State::Basic,
+            Link::Ladder(node) => {
+                let node = node as usize;
+                self.on_ladder[node] = true;
+                if !entering.forward && entering.flow == entering.width {
+                    self.rungs[node] -= 1;
+                }
+            }
+        }
+    }
+
+    pub(super) fn root(&self) -> usize {
+        self.instance.sources.len() + self.instance.engines.len()
+    }
+
+    fn engine_node(&self, engine: u32) -> u32 {
+        self.instance.sources.len() as u32 + engine
+    }
+
+    fn engine_prices(&self) -> &[i64] {
+        &self.tree.price[self.instance.sources.len()..]
+    }
+}
+
+impl Entering {
+    /// What one unit round its cycle saves.
+    fn gain(&self) -> i64 {
+        self.reduced.abs()
+    }
+}
+
+/// By source, and one beyond the last: how many parts there are before its own.
+pub(super) fn first_parts(instance: &Instance) -> Vec<u32> {
+    let mut first = vec![0];
+    for source in &instance.sources {
+        first.push(first[first.len() - 1] + source.parts.len() as u32);
+    }
+    first
+}
+
+/// A cost that refusing beats on any path.
+pub(super) fn beyond(instance: &Instance) -> i64 {
+    3 * instance.dearest() + 1
+}
+
+/// Width and cost of a rung. A source's last rung has no bound; an engine's ladder ends in one
+/// without bound that no optimum uses.
+pub(super) fn rung_of(
+    instance: &Instance,
+    beyond: i64,
+    node: usize,
+    rung: usize,
+) -> Option<(i64, i64)> {
+    let sources = instance.sources.len();
+    if node < sources {
+        let shed = &instance.sources[node].shed;
+        let width = if rung + 1 == shed.len() { UNBOUNDED } else { shed.get(rung)?.width };
+        return Some((width, shed[rung].cost));
+    }
+    let rungs = &instance.engines[node - sources];
+    if rung == rungs.len() {
+        return Some((UNBOUNDED, beyond));
+    }
+    rungs.get(rung).map(|r| (r.width, r.cost))
+}
+
+fn room(width: i64, flow: i64) -> i64 {
+    if width >= UNBOUNDED { UNBOUNDED } else { width - flow }
+}
+
+/// A step near the golden section that visits every row: sources of one frontend and engines mix.
+fn stride(rows: usize) -> usize {
+    let mut step = (rows as f64 * 0.618) as usize | 1;
+    while common_divisor(step, rows) > 1 {
+        step += 2;
+    }
+    step % rows.max(1)
+}
+
+fn common_divisor(a: usize, b: usize) -> usize {
+    if b == 0 { a } else { common_divisor(b, a % b) }
+}
+
