@@ -114,7 +114,7 @@ async fn play(
     if verdicts.failed() > 0 {
         bail!("{} of {} checks failed", verdicts.failed(), verdicts.made());
     }
-    screen.say(&format!("all {} checks hold", verdicts.made()));
+    screen.say(&format!("every check holds: {}", verdicts.made()));
     Ok(())
 }
 

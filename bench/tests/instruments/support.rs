@@ -140,3 +140,17 @@ fn parse_body(answer: &str) -> Value {
     let (_, body) = answer.split_once("\r\n\r\n").expect("a head");
     serde_json::from_str(body).expect("a JSON body")
 }
+
+pub(crate) fn read_some(stream: &mut TcpStream) -> String {
+    let mut buffer = [0; 16 * 1024];
+    let count = stream.read(&mut buffer).unwrap();
+    String::from_utf8_lossy(&buffer[..count]).into_owned()
+}
+
+pub(crate) fn unhex(value: &Value) -> String {
+    let digits = value.as_str().unwrap().as_bytes();
+    let bytes = digits
+        .chunks(2)
+        .map(|pair| u8::from_str_radix(std::str::from_utf8(pair).unwrap(), 16).unwrap());
+    String::from_utf8(bytes.collect()).unwrap()
+}
