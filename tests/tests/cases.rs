@@ -1,0 +1,65 @@
+//! `tests/README.md` against the code: every test that the page names exists, so that a renamed or
+//! deleted one cannot go on being promised.
+
+#![expect(clippy::unwrap_used, reason = "a test may end at any surprise")]
+
+use std::collections::BTreeSet;
+use std::path::Path;
+
+use pointsman_tests::locate::root;
+
+/// Entries about I/O and shared memory, each of which must have a test by its name.
+const SYSTEM: [&str; 9] = [
+    "i01", "i02", "i03", "i05", "i06", "i07", "i08", "i10", "i12",
+];
+
+#[test]
+fn every_test_that_the_page_names_exists() {
+    let page = std::fs::read_to_string(root().join("tests/README.md")).unwrap();
+    let named: BTreeSet<&str> = page.split('`').filter(|word| is_case(word)).collect();
+    assert!(named.len() > 100, "only {} tests are named", named.len());
+    let mut existing = BTreeSet::new();
+    for room in ["shm", "solver", "proxy", "bench", "tests"] {
+        collect(&root().join(room), &mut existing);
+    }
+    let missing: Vec<&&str> = named
+        .iter()
+        .filter(|name| !existing.contains(**name))
+        .collect();
+    assert!(missing.is_empty(), "named and not there: {missing:?}");
+    for entry in SYSTEM {
+        let prefix = format!("{entry}_");
+        let tests = existing
+            .iter()
+            .filter(|name| name.starts_with(&prefix))
+            .count();
+        assert!(tests > 0, "no test is named after {entry}");
+    }
+}
+
+/// Whether a word is a test's name that begins with an entry: `a01_...`.
+fn is_case(word: &str) -> bool {
+    let bytes = word.as_bytes();
+    bytes.len() > 4
+        && bytes[0].is_ascii_lowercase()
+        && bytes[1].is_ascii_digit()
+        && bytes[2].is_ascii_digit()
+        && bytes[3] == b'_'
+}
+
+/// Names of all functions below a folder that look like cases.
+fn collect(folder: &Path, into: &mut BTreeSet<String>) {
+    for entry in std::fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_dir() {
+            collect(&path, into);
+        } else if path.extension().is_some_and(|extension| extension == "rs") {
+            let text = std::fs::read_to_string(&path).unwrap();
+            let names = text
+                .split("fn ")
+                .skip(1)
+                .filter_map(|rest| rest.split('(').next());
+            into.extend(names.filter(|name| is_case(name)).map(str::to_owned));
+        }
+    }
+}
