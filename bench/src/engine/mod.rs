@@ -5,7 +5,7 @@
 //! engines do. It computes nothing; every event says when it was sent and when it was due.
 //!
 //! Several engines in one process share nothing but the thread. The transport (`connection`,
-//! `crate::h1`) turns bytes into an [`api::Request`] and steps of an answer into bytes; everything
+//! `crate::h1`) turns bytes into an `api::Request` and steps of an answer into bytes; everything
 //! else does not know which HTTP it serves.
 
 use std::net::SocketAddr;

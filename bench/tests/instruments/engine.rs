@@ -4,7 +4,7 @@
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpStream};
 
-use serde_json::{Value, json};
+use serde_json::json;
 
 use crate::support::{Engine, load, read_some, request, unhex, wait_until};
 
@@ -85,7 +85,14 @@ fn every_api_streams_and_answers_whole_with_exact_counts() {
 
 #[test]
 fn latency_rises_with_utilisation() {
-    let engine = Engine::start(&["--capacity", "10", "--profile", "0:0,0.1:0,1:100"]);
+    let engine = Engine::start(&[
+        "--capacity",
+        "10",
+        "--profile",
+        "0:0,0.1:0,1:100",
+        "--cache-blocks",
+        "0",
+    ]);
     let line = ["--requests", "1", "--conns", "1"];
     let alone = load(&engine, &line);
     assert_eq!(alone["answered"], 1, "{alone}");
