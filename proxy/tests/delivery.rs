@@ -1,6 +1,8 @@
 //! Bodies in both directions: uploads of any size and framing, answers in every framing, and what
 //! is measured of them.
 
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on fails there")]
+
 use std::fmt::Write as _;
 
 use pointsman_shm::signals::{Outcome, SignalsReader, Snapshot, list};

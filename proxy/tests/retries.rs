@@ -1,6 +1,8 @@
 //! What follows a failed attempt, seen from outside: who got the request how often, and what the
 //! client was told. One proxy, scripted engines, both I/O drivers.
 
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on fails there")]
+
 use std::time::Duration;
 
 use pointsman_tests::both_drivers;
@@ -87,11 +89,11 @@ fn f02_each_failure_has_its_row(driver: Driver) {
     type Script = fn(&mut Conn);
     let respond = |status: u16| -> Script {
         match status {
-            429 => |conn| drop(conn.respond(429, "{}")),
-            500 => |conn| drop(conn.respond(500, "{}")),
-            502 => |conn| drop(conn.respond(502, "{}")),
-            503 => |conn| drop(conn.respond(503, "{}")),
-            _ => |conn| drop(conn.respond(504, "{}")),
+            429 => |conn| _ = conn.respond(429, "{}"),
+            500 => |conn| _ = conn.respond(500, "{}"),
+            502 => |conn| _ = conn.respond(502, "{}"),
+            503 => |conn| _ = conn.respond(503, "{}"),
+            _ => |conn| _ = conn.respond(504, "{}"),
         }
     };
     // What the first engine does with a request; the status the client sees; whether the second
@@ -99,10 +101,10 @@ fn f02_each_failure_has_its_row(driver: Driver) {
     let rows: [(&str, Script, u16, bool); 9] = [
         ("reset before an answer", |conn| conn.reset(), 200, true),
         ("end before an answer", |conn| conn.close(), 200, true),
-        ("silence", |conn| drop(conn.await_end()), 504, false),
+        ("silence", |conn| _ = conn.await_end(), 504, false),
         (
             "no HTTP",
-            |conn| drop(conn.send("SSH-2.0-x\r\n\r\n")),
+            |conn| _ = conn.send("SSH-2.0-x\r\n\r\n"),
             502,
             false,
         ),

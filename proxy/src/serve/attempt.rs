@@ -81,15 +81,22 @@ impl Attempt {
     }
 
     /// Sends the request and waits for the answer's head. `outgoing` makes the bytes anew for
-    /// each connection tried.
+    /// each connection tried, unless the body was let go.
     pub(crate) async fn open<'a>(
         &self,
         client: &mut Client,
-        outgoing: impl Fn() -> Outgoing<'a>,
+        outgoing: impl Fn() -> Option<Outgoing<'a>>,
     ) -> Result<Opened, NotOpened> {
         let shard = &self.shard;
         let mut pooled = shard.pools.take(&self.engine, monotonic_ns());
         loop {
+            let Some(request) = outgoing() else {
+                // Let go after a pooled connection had it, so the replay cannot be made.
+                return Err(NotOpened::Failed(
+                    AttemptEnd::ResetBeforeByte,
+                    Connection::Reused,
+                ));
+            };
             let conn = match pooled.take() {
                 Some(conn) => conn,
                 None => self.connect(client).await?,
@@ -104,7 +111,7 @@ impl Attempt {
             let exchanged = exchange(
                 client,
                 &conn.socket,
-                outgoing(),
+                request,
                 &shard.limits,
                 first_byte_ns,
                 buffer,

@@ -3,9 +3,13 @@
 //! Pieces are counted against the shard's budget from the moment their memory is taken to the
 //! moment the body is dropped. A piece goes to an engine's socket by reference; only small bodies
 //! are copied, beside the head, so that both leave in one write.
+//!
+//! Memory that only serves a second try is worth less than a new request: past half of the budget
+//! the largest bodies that were already sent whole are let go. Their requests run on, and can no
+//! longer be tried again. Past all of it no body is taken.
 
-use std::cell::Cell;
-use std::rc::Rc;
+use std::cell::{Cell, RefCell};
+use std::rc::{Rc, Weak};
 
 use bytes::{Bytes, BytesMut};
 
@@ -18,15 +22,34 @@ const PIECE: usize = 64 * 1024;
 pub(crate) struct Budget {
     used: Cell<usize>,
     limit: usize,
+    /// Bodies large enough to be worth letting go.
+    holds: RefCell<Vec<Weak<Hold>>>,
 }
 
 /// A request's whole body.
 pub(crate) struct Body {
-    pieces: Vec<Bytes>,
+    hold: Rc<Hold>,
     filling: BytesMut,
     length: usize,
-    reserved: usize,
     budget: Rc<Budget>,
+}
+
+/// The memory of a body.
+struct Hold {
+    pieces: RefCell<Vec<Bytes>>,
+    reserved: Cell<usize>,
+    state: Cell<State>,
+}
+
+/// What a body's memory is needed for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    /// It has to be sent, or sent again.
+    Needed,
+    /// An engine has it whole; it is kept for another try.
+    Sent,
+    /// It was let go.
+    LetGo,
 }
 
 impl Budget {
@@ -35,6 +58,7 @@ impl Budget {
         Rc::new(Self {
             used: Cell::new(0),
             limit,
+            holds: RefCell::default(),
         })
     }
 
@@ -45,11 +69,31 @@ impl Budget {
     }
 
     fn reserve(&self, count: usize) -> bool {
+        while self.used.get() + count > self.limit / 2 && self.let_go_of_largest() {}
         let used = self.used.get() + count;
         if used > self.limit {
             return false;
         }
         self.used.set(used);
+        true
+    }
+
+    fn release(&self, hold: &Hold) {
+        self.used.set(self.used.get() - hold.reserved.take());
+    }
+
+    /// Lets the largest sent body go; false when there is none.
+    fn let_go_of_largest(&self) -> bool {
+        let mut holds = self.holds.borrow_mut();
+        holds.retain(|hold| hold.strong_count() > 0);
+        let sent = holds.iter().filter_map(Weak::upgrade);
+        let sent = sent.filter(|hold| hold.state.get() == State::Sent);
+        let Some(largest) = sent.max_by_key(|hold| hold.reserved.get()) else {
+            return false;
+        };
+        largest.state.set(State::LetGo);
+        largest.pieces.borrow_mut().clear();
+        self.release(&largest);
         true
     }
 }
@@ -58,10 +102,13 @@ impl Body {
     /// A body without a byte.
     pub(crate) fn new(budget: &Rc<Budget>) -> Self {
         Self {
-            pieces: Vec::new(),
+            hold: Rc::new(Hold {
+                pieces: RefCell::default(),
+                reserved: Cell::new(0),
+                state: Cell::new(State::Needed),
+            }),
             filling: BytesMut::new(),
             length: 0,
-            reserved: 0,
             budget: Rc::clone(budget),
         }
     }
@@ -92,7 +139,14 @@ impl Body {
     pub(crate) fn finish(&mut self) {
         let last = std::mem::take(&mut self.filling);
         if !last.is_empty() {
-            self.pieces.push(last.freeze());
+            self.hold.pieces.borrow_mut().push(last.freeze());
+        }
+        if self.length > PIECE {
+            let mut holds = self.budget.holds.borrow_mut();
+            if holds.len() == holds.capacity() {
+                holds.retain(|hold| hold.strong_count() > 0);
+            }
+            holds.push(Rc::downgrade(&self.hold));
         }
     }
 
@@ -101,9 +155,25 @@ impl Body {
         self.length
     }
 
-    /// The pieces, in order; complete after [`Self::finish`].
-    pub(crate) fn pieces(&self) -> &[Bytes] {
-        &self.pieces
+    /// The piece at `index`, in order; complete after [`Self::finish`].
+    pub(crate) fn piece(&self, index: usize) -> Option<Bytes> {
+        self.hold.pieces.borrow().get(index).cloned()
+    }
+
+    /// Whether it is all there, so that it can be sent.
+    pub(crate) fn is_whole(&self) -> bool {
+        self.hold.state.get() != State::LetGo
+    }
+
+    /// It is about to be sent.
+    pub(crate) fn begin_send(&self) {
+        debug_assert!(self.is_whole(), "what was let go cannot be sent");
+        self.hold.state.set(State::Needed);
+    }
+
+    /// An engine has it whole.
+    pub(crate) fn end_send(&self) {
+        self.hold.state.set(State::Sent);
     }
 
     fn start_piece(&mut self, expected: usize) -> Result<(), Error> {
@@ -111,10 +181,10 @@ impl Body {
         if !self.budget.reserve(capacity) {
             return Err(Error::OutOfBuffers);
         }
-        self.reserved += capacity;
+        self.hold.reserved.set(self.hold.reserved.get() + capacity);
         let full = std::mem::replace(&mut self.filling, BytesMut::with_capacity(capacity));
         if !full.is_empty() {
-            self.pieces.push(full.freeze());
+            self.hold.pieces.borrow_mut().push(full.freeze());
         }
         Ok(())
     }
@@ -122,13 +192,63 @@ impl Body {
 
 impl Drop for Body {
     fn drop(&mut self) {
-        self.budget.used.set(self.budget.used.get() - self.reserved);
+        self.budget.release(&self.hold);
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn all(body: &Body) -> Vec<u8> {
+        (0..)
+            .map_while(|index| body.piece(index))
+            .flatten()
+            .collect()
+    }
+
+    fn sized(budget: &Rc<Budget>, length: usize) -> Result<Body, Error> {
+        let mut body = Body::new(budget);
+        body.push(&vec![7; length], length)?;
+        body.finish();
+        Ok(body)
+    }
+
+    #[test]
+    fn past_half_of_the_memory_the_largest_sent_body_goes_first() {
+        let budget = Budget::new(1_000_000);
+        let (small, large, unsent) = (
+            sized(&budget, 100_000).unwrap(),
+            sized(&budget, 200_000).unwrap(),
+            sized(&budget, 150_000).unwrap(),
+        );
+        small.end_send();
+        large.end_send();
+        let next = sized(&budget, 50_000).unwrap();
+        assert!(large.is_whole(), "half of the memory holds them all");
+        let another = sized(&budget, 50_000).unwrap();
+        assert!(!large.is_whole());
+        assert!(all(&large).is_empty());
+        assert!(small.is_whole() && unsent.is_whole());
+        assert_eq!(budget.used(), 350_000);
+        drop((small, large, unsent, next, another));
+        assert_eq!(budget.used(), 0);
+    }
+
+    #[test]
+    fn what_still_has_to_be_sent_is_never_let_go() {
+        let budget = Budget::new(400_000);
+        let sent = sized(&budget, 190_000).unwrap();
+        sent.end_send();
+        sent.begin_send();
+        let second = sized(&budget, 190_000).unwrap();
+        assert!(sent.is_whole());
+        assert_eq!(sized(&budget, 190_000).err(), Some(Error::OutOfBuffers));
+        sent.end_send();
+        assert!(sized(&budget, 190_000).is_ok());
+        assert!(!sent.is_whole());
+        assert!(second.is_whole());
+    }
 
     #[test]
     fn pieces_hold_all_bytes_in_order() {
@@ -140,7 +260,7 @@ mod tests {
         }
         body.finish();
         assert_eq!(body.len(), bytes.len());
-        assert_eq!(body.pieces().concat(), bytes);
+        assert_eq!(all(&body), bytes);
     }
 
     #[test]

@@ -8,9 +8,9 @@ use std::io;
 use std::pin::pin;
 use std::task::Poll;
 
-use bytes::Bytes;
 use monoio::buf::SliceMut;
 
+use super::body::Body;
 use super::client::{Client, Interrupt};
 use super::sys::Socket;
 use crate::clock::monotonic_ns;
@@ -22,7 +22,7 @@ pub(crate) struct Outgoing<'a> {
     /// Its head, and the body too where that is small.
     pub(crate) head: Vec<u8>,
     /// The body, where it is not in `head`.
-    pub(crate) pieces: &'a [Bytes],
+    pub(crate) body: Option<&'a Body>,
 }
 
 /// The answer's head, and what of the body came with it.
@@ -131,8 +131,14 @@ fn parse_final(
 
 async fn send(socket: &Socket, request: Outgoing<'_>) -> io::Result<()> {
     socket.write_all(request.head).await.0?;
-    for piece in request.pieces {
-        socket.write_all(piece.clone()).await.0?;
+    if let Some(body) = request.body {
+        body.begin_send();
+        let mut index = 0;
+        while let Some(piece) = body.piece(index) {
+            socket.write_all(piece).await.0?;
+            index += 1;
+        }
+        body.end_send();
     }
     Ok(())
 }
@@ -153,13 +159,14 @@ mod tests {
     use std::rc::Rc;
 
     use super::super::alarm::Alarms;
+    use super::super::body::Budget;
     use super::*;
     use crate::serve::testing::{on_both_drivers, pair};
 
     /// What `exchange` makes of an engine that does `script` with its side.
     async fn exchanged(
         request: Vec<u8>,
-        pieces: Vec<Bytes>,
+        body: Option<Body>,
         script: impl FnOnce(TcpStream) + Send + 'static,
     ) -> Result<Answer, NoAnswer> {
         let (client_socket, _client_peer) = pair().await;
@@ -169,7 +176,7 @@ mod tests {
         let engine = std::thread::spawn(move || script(peer));
         let outgoing = Outgoing {
             head: request,
-            pieces: &pieces,
+            body: body.as_ref(),
         };
         let limits = HeadLimits::default();
         let answer = exchange(
@@ -195,7 +202,7 @@ mod tests {
             let wire = b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 103 Early Hints\r\nLink: x\r\n\r\n\
                          HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok";
             for cut in [1, 24, 25, 30, wire.len() - 3] {
-                let answer = exchanged(b"GET".to_vec(), Vec::new(), move |mut peer| {
+                let answer = exchanged(b"GET".to_vec(), None, move |mut peer| {
                     peer.read_exact(&mut [0; 3]).unwrap();
                     peer.write_all(&wire[..cut]).unwrap();
                     std::thread::sleep(std::time::Duration::from_millis(5));
@@ -211,8 +218,10 @@ mod tests {
     #[test]
     fn an_answer_given_before_the_body_is_read_is_not_lost() {
         on_both_drivers(|| async {
-            let body = vec![Bytes::from(vec![7; 32 << 20])];
-            let answer = exchanged(b"POST".to_vec(), body, |mut peer| {
+            let mut body = Body::new(&Budget::new(64 << 20));
+            body.push(&vec![7; 32 << 20], 32 << 20).unwrap();
+            body.finish();
+            let answer = exchanged(b"POST".to_vec(), Some(body), |mut peer| {
                 peer.read_exact(&mut [0; 4]).unwrap();
                 peer.write_all(b"HTTP/1.1 413 No\r\nContent-Length: 0\r\n\r\n")
                     .unwrap();
@@ -227,14 +236,14 @@ mod tests {
     #[test]
     fn a_close_tells_whether_anything_was_heard_before() {
         on_both_drivers(|| async {
-            let silent = exchanged(b"GET".to_vec(), Vec::new(), |mut peer| {
+            let silent = exchanged(b"GET".to_vec(), None, |mut peer| {
                 peer.read_exact(&mut [0; 3]).unwrap();
             });
             assert!(matches!(
                 silent.await,
                 Err(NoAnswer::Closed { heard: false })
             ));
-            let half = exchanged(b"GET".to_vec(), Vec::new(), |mut peer| {
+            let half = exchanged(b"GET".to_vec(), None, |mut peer| {
                 peer.read_exact(&mut [0; 3]).unwrap();
                 peer.write_all(b"HTTP/1.1 2").unwrap();
             });
@@ -245,7 +254,7 @@ mod tests {
     #[test]
     fn a_switch_of_protocols_that_nobody_asked_for_is_refused() {
         on_both_drivers(|| async {
-            let answer = exchanged(b"GET".to_vec(), Vec::new(), |mut peer| {
+            let answer = exchanged(b"GET".to_vec(), None, |mut peer| {
                 peer.read_exact(&mut [0; 3]).unwrap();
                 peer.write_all(b"HTTP/1.1 101 Switching\r\nUpgrade: x\r\n\r\n")
                     .unwrap();

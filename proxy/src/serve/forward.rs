@@ -31,6 +31,7 @@ const BESIDE_HEAD: usize = 16 * 1024;
 /// Where a request stands in its attempts.
 struct Course<'a> {
     target: &'a Target,
+    body: &'a Body,
     tried: Tried,
     /// Another attempt may be remembered, so another attempt may be made.
     has_room: bool,
@@ -41,6 +42,7 @@ impl Story<'_> {
     pub(super) async fn attempts(&mut self, target: &Target, body: &Body) -> Result<Delivered> {
         let mut course = Course {
             target,
+            body,
             tried: Tried::default(),
             has_room: true,
         };
@@ -100,7 +102,11 @@ impl Story<'_> {
     /// left, and the budget has a token. The token is taken last and never given back.
     fn next(&self, end: AttemptEnd, connection: Connection, course: &Course<'_>) -> Option<Choice> {
         let next = retry::next(end, connection, CutOff::Before, self.shard.rules);
-        if next != Next::AnotherEngine || !course.has_room || course.tried.is_full() {
+        if next != Next::AnotherEngine
+            || !course.has_room
+            || course.tried.is_full()
+            || !course.body.is_whole()
+        {
             return None;
         }
         let now_ns = monotonic_ns();
@@ -278,14 +284,17 @@ impl Story<'_> {
     }
 }
 
-/// The request as it goes to `engine`.
+/// The request as it goes to `engine`; none when its body was let go.
 fn outgoing<'a>(
     head: &RequestHead,
     bytes: &[u8],
     id: &RequestId,
     engine: &EngineView,
     body: &'a Body,
-) -> Outgoing<'a> {
+) -> Option<Outgoing<'a>> {
+    if !body.is_whole() {
+        return None;
+    }
     let mut out = Vec::with_capacity(head.len + 256 + body.len().min(BESIDE_HEAD));
     let request = EngineRequest {
         authority: &engine.authority,
@@ -295,18 +304,17 @@ fn outgoing<'a>(
     };
     write_request(&mut out, head, bytes, &request);
     if body.len() > BESIDE_HEAD {
-        return Outgoing {
+        return Some(Outgoing {
             head: out,
-            pieces: body.pieces(),
-        };
+            body: Some(body),
+        });
     }
-    body.pieces()
-        .iter()
-        .for_each(|piece| out.extend_from_slice(piece));
-    Outgoing {
+    let pieces = (0..).map_while(|index| body.piece(index));
+    pieces.for_each(|piece| out.extend_from_slice(&piece));
+    Some(Outgoing {
         head: out,
-        pieces: &[],
-    }
+        body: None,
+    })
 }
 
 fn connection_of(reused: bool) -> Connection {
