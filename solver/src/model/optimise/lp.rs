@@ -62,7 +62,20 @@ struct Builder<'a> {
     shed_factor: f64,
 }
 
+/// Solves one program; a panic while building or solving it is caught and named.
 pub(super) fn solve(problem: &Problem, curves: &[Curve]) -> Result<Answer, Status> {
+    caught(|| build_and_solve(problem, curves))
+}
+
+/// What `work` returns, or its panic as a status. The panic hook still reports it.
+fn caught<T>(work: impl FnOnce() -> Result<T, Status>) -> Result<T, Status> {
+    catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|panic| {
+        let message = panic_message(panic.as_ref());
+        Err(Status::Panicked { message })
+    })
+}
+
+fn build_and_solve(problem: &Problem, curves: &[Curve]) -> Result<Answer, Status> {
     let mut builder = Builder::new(problem, curves);
     let columns: Vec<Option<Columns>> = problem
         .sources
@@ -277,23 +290,16 @@ fn run(program: Program, limit: Duration) -> Result<microlp::Solution, Status> {
     let mut options = SolveOptions::default();
     options.time_limit = Some(limit);
     options.tolerances.feasibility = FEASIBLE;
-    let solved = catch_unwind(AssertUnwindSafe(|| program.solve_with(options)));
-    match solved {
-        Err(panic) => Err(Status::Panicked {
-            message: panic_message(panic.as_ref()),
-        }),
-        Ok(Err(error)) => Err(Status::Failed {
+    match program.solve_with(options) {
+        Err(error) => Err(Status::Failed {
             message: error.to_string(),
         }),
-        Ok(Ok(SolveOutcome::Solution(solution))) => {
-            if solution.status() == microlp::SolutionStatus::Optimal {
-                Ok(solution)
-            } else {
-                let message = format!("stopped early: {:?}", solution.termination_reason());
-                Err(Status::Failed { message })
-            }
+        Ok(SolveOutcome::Solution(solution))
+            if solution.status() == microlp::SolutionStatus::Optimal =>
+        {
+            Ok(solution)
         }
-        Ok(Ok(other)) => {
+        Ok(other) => {
             let message = format!("stopped early: {:?}", other.termination_reason());
             Err(Status::Failed { message })
         }
@@ -301,7 +307,7 @@ fn run(program: Program, limit: Duration) -> Result<microlp::Solution, Status> {
 }
 
 /// The text of a panic, where it has one.
-pub(super) fn panic_message(panic: &(dyn std::any::Any + Send)) -> String {
+fn panic_message(panic: &(dyn std::any::Any + Send)) -> String {
     let text = panic.downcast_ref::<&str>().map(|s| (*s).to_owned());
     text.or_else(|| panic.downcast_ref::<String>().cloned())
         .unwrap_or_else(|| "no message".into())
@@ -323,11 +329,14 @@ mod tests {
     fn h11_a_panic_of_the_method_is_caught_and_named() {
         // The same variable twice in a row.
         let (mut program, x) = program();
-        let outcome = catch_unwind(AssertUnwindSafe(|| {
+        let status = caught(|| {
             program.add_constraint([(x, 1.0), (x, 1.0)], ComparisonOp::Ge, 1.0);
-        }));
-        let panic = outcome.expect_err("microlp 0.7 panics on a repeated variable");
-        assert_ne!(panic_message(panic.as_ref()), "no message");
+            Ok(())
+        });
+        let Err(Status::Panicked { message }) = status else {
+            panic!("microlp 0.7 panics on a repeated variable: {status:?}");
+        };
+        assert_ne!(message, "no message");
         let boxed: Box<dyn std::any::Any + Send> = Box::new(7_u8);
         assert_eq!(panic_message(boxed.as_ref()), "no message");
     }
