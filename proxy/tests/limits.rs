@@ -1,7 +1,5 @@
 //! Bounds: what a peer can make the proxy hold or wait for, and what it is told beyond them.
 
-#![expect(clippy::unwrap_used, reason = "a test that cannot go on fails there")]
-
 use std::time::Duration;
 
 use pointsman_tests::both_drivers;

@@ -13,7 +13,7 @@ use std::task::Poll;
 use monoio::buf::IoBuf;
 
 use super::alarm::{Alarm, Alarms, Ring};
-use super::inbound::{Filled, Inbound};
+use super::inbound::{Filled, Inbound, ReadAhead};
 use super::sys::Socket;
 
 /// One client connection.
@@ -28,8 +28,7 @@ pub(crate) struct Client {
     pub(crate) total_due_ns: u64,
     /// A FIN after a complete request means only that no further request comes.
     pub(crate) half_close: bool,
-    /// Bytes taken ahead of their use.
-    read_ahead: usize,
+    read_ahead: ReadAhead,
 }
 
 /// Why work for a client was broken off.
@@ -49,7 +48,7 @@ impl Client {
         socket: Rc<Socket>,
         alarms: &Rc<Alarms>,
         half_close: bool,
-        read_ahead: usize,
+        read_ahead: ReadAhead,
     ) -> Self {
         Self {
             inbound: Inbound::new(Rc::clone(&socket)),

@@ -7,7 +7,7 @@ use monoio::net::TcpStream;
 
 use super::alarm::Ring;
 use super::client::Client;
-use super::inbound::{End, Filled};
+use super::inbound::{End, Filled, ReadAhead};
 use super::refuse::{linger, refuse_head};
 use super::request::{self, After};
 use super::shard::Shard;
@@ -38,7 +38,10 @@ pub(crate) async fn serve(shard: Rc<Shard>, stream: TcpStream) {
         return;
     };
     let half_close = shard.config.half_close == HalfClose::Answer;
-    let read_ahead = shard.config.limits.head_bytes;
+    let read_ahead = ReadAhead {
+        bytes: shard.config.limits.head_bytes,
+        requests: shard.config.limits.pipeline,
+    };
     let mut client = Client::new(Rc::new(socket), &shard.alarms, half_close, read_ahead);
     let mut bytes = Vec::new();
     loop {

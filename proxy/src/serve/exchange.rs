@@ -160,6 +160,7 @@ mod tests {
 
     use super::super::alarm::Alarms;
     use super::super::body::Budget;
+    use super::super::inbound::ReadAhead;
     use super::*;
     use crate::serve::testing::{on_both_drivers, pair};
 
@@ -171,7 +172,11 @@ mod tests {
     ) -> Result<Answer, NoAnswer> {
         let (client_socket, _client_peer) = pair().await;
         let alarms = Rc::new(Alarms::default());
-        let mut client = Client::new(Rc::new(client_socket), &alarms, false, 1_024);
+        let ahead = ReadAhead {
+            bytes: 1_024,
+            requests: 2,
+        };
+        let mut client = Client::new(Rc::new(client_socket), &alarms, false, ahead);
         let (socket, peer) = pair().await;
         let engine = std::thread::spawn(move || script(peer));
         let outgoing = Outgoing {

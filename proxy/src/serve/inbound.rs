@@ -20,6 +20,18 @@ pub(crate) struct Inbound {
     input: Input,
     wait: Option<Pin<Box<dyn Future<Output = io::Result<()>>>>>,
     end: Option<End>,
+    /// Heads among the bytes read ahead of their use.
+    heads_ahead: usize,
+}
+
+/// How much may be read ahead while an answer is under way.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ReadAhead {
+    /// Bytes.
+    pub(crate) bytes: usize,
+    /// Requests, by the ends of heads; what looks like one inside a body counts too, which only
+    /// stops reading earlier.
+    pub(crate) requests: usize,
 }
 
 /// How a client's sending side ended.
@@ -50,6 +62,7 @@ impl Inbound {
             input: Input::default(),
             wait: None,
             end: None,
+            heads_ahead: 0,
         }
     }
 
@@ -61,6 +74,7 @@ impl Inbound {
     /// Consumes the first `count` bytes.
     pub(crate) fn consume(&mut self, count: usize) {
         self.input.consume(count);
+        self.heads_ahead = 0;
     }
 
     /// Gives memory back; for a connection that falls idle.
@@ -84,17 +98,24 @@ impl Inbound {
         }
     }
 
-    /// Resolves when the client left; until then takes what it sends, up to `limit` bytes. With
-    /// `half_close` a FIN alone is not leaving.
+    /// Resolves when the client left; until then takes what it sends, up to `most`. Beyond that it
+    /// is not read, so its leaving shows only when it is written to. With `half_close` a FIN alone
+    /// is not leaving.
     pub(crate) fn poll_gone(
         &mut self,
-        limit: usize,
+        most: ReadAhead,
         half_close: bool,
         context: &mut Context<'_>,
     ) -> Poll<()> {
         loop {
-            match ready!(self.poll_fill(limit, context)) {
-                Filled::More => {}
+            if self.heads_ahead >= most.requests {
+                return Poll::Pending;
+            }
+            match ready!(self.poll_fill(most.bytes, context)) {
+                Filled::More => {
+                    let heads = memchr::memmem::find_iter(self.input.filled(), b"\r\n\r\n");
+                    self.heads_ahead = heads.count();
+                }
                 Filled::Full => return Poll::Pending,
                 Filled::Ended(End::Finished) if half_close => return Poll::Pending,
                 Filled::Ended(_) => return Poll::Ready(()),
@@ -139,8 +160,13 @@ mod tests {
     use super::*;
     use crate::serve::testing::{on_both_drivers, pair};
 
+    const AHEAD: ReadAhead = ReadAhead {
+        bytes: 1_024,
+        requests: 2,
+    };
+
     async fn gone(inbound: &mut Inbound, half_close: bool) -> bool {
-        let gone = poll_fn(|context| inbound.poll_gone(1_024, half_close, context));
+        let gone = poll_fn(|context| inbound.poll_gone(AHEAD, half_close, context));
         monoio::time::timeout(Duration::from_secs(10), gone)
             .await
             .is_ok()
@@ -176,6 +202,27 @@ mod tests {
             drop(peer);
             assert!(gone(&mut inbound, false).await);
             assert_eq!(inbound.filled(), b"ahead");
+        });
+    }
+
+    #[test]
+    fn no_more_requests_are_read_ahead_than_allowed() {
+        on_both_drivers(|| async {
+            let (socket, mut peer) = pair().await;
+            let mut inbound = Inbound::new(Rc::new(socket));
+            peer.write_all(b"A\r\n\r\nB\r\n\r\n").unwrap();
+            let watch = poll_fn(|context| inbound.poll_gone(AHEAD, false, context));
+            let watch = monoio::time::timeout(Duration::from_millis(50), watch);
+            assert!(watch.await.is_err(), "the client is still there");
+            peer.write_all(b"C\r\n\r\n").unwrap();
+            drop(peer);
+            let watch = poll_fn(|context| inbound.poll_gone(AHEAD, false, context));
+            let watch = monoio::time::timeout(Duration::from_millis(50), watch);
+            assert!(watch.await.is_err(), "two requests wait: no more is read");
+            assert_eq!(inbound.filled(), b"A\r\n\r\nB\r\n\r\n");
+            inbound.consume(5);
+            assert!(gone(&mut inbound, false).await);
+            assert_eq!(inbound.filled(), b"B\r\n\r\nC\r\n\r\n");
         });
     }
 
