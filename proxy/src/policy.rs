@@ -10,7 +10,7 @@
 //! own. A policy numbered below every shard's number is therefore held by none of them, and no
 //! shard can come to hold it, because a shard that has seen a newer pointer never sees an older
 //! one. A shard that holds nothing yet says 0 and so keeps everything alive from the first
-//! publication on; an ended shard says [`ENDED`].
+//! publication on; an ended shard says `ENDED`.
 //!
 //! This is not arc-swap: its readers pay for hazard slots that a process with one slow writer and
 //! a handful of long-lived readers has no need of.

@@ -1,6 +1,6 @@
 //! How shards run: their threads, their cores, and io_uring or epoll underneath.
 //!
-//! [`ring`] knows io_uring's flags and probes it, [`listen`] makes listening sockets, [`thread`]
+//! `ring` knows io_uring's flags and probes it, [`listen`] makes listening sockets, `thread`
 //! is one shard's thread, and [`start`] brings all of them up on the same driver: where one
 //! worker is refused a ring, none has one, because a process in which shards behave differently
 //! cannot be reasoned about.
