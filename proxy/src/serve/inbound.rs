@@ -221,8 +221,13 @@ mod tests {
             assert!(watch.await.is_err(), "two requests wait: no more is read");
             assert_eq!(inbound.filled(), b"A\r\n\r\nB\r\n\r\n");
             inbound.consume(5);
-            assert!(gone(&mut inbound, false).await);
+            let watch = poll_fn(|context| inbound.poll_gone(AHEAD, false, context));
+            let watch = monoio::time::timeout(Duration::from_millis(50), watch);
+            assert!(watch.await.is_err(), "two wait again");
             assert_eq!(inbound.filled(), b"B\r\n\r\nC\r\n\r\n");
+            inbound.consume(5);
+            assert!(gone(&mut inbound, false).await);
+            assert_eq!(inbound.filled(), b"C\r\n\r\n");
         });
     }
 
