@@ -13,6 +13,7 @@ use super::client::Interrupt;
 use super::engines::EngineView;
 use super::exchange::Outgoing;
 use super::meter::Meter;
+use super::pool::EngineConn;
 use super::request::{After, Delivered, Story};
 use super::stream::{Ending, Stream};
 use super::target::{self, Choice, Target};
@@ -35,6 +36,19 @@ struct Course<'a> {
     tried: Tried,
     /// Another attempt may be remembered, so another attempt may be made.
     has_room: bool,
+}
+
+/// What went past while an answer was relayed.
+struct Passed {
+    status: u16,
+    /// `Keep-Alive: timeout` of the engine, seconds.
+    keep_alive_s: Option<u32>,
+    /// The client's connection takes another request.
+    keeps: bool,
+    /// The client saw a byte of the answer.
+    seen: bool,
+    /// It can see the end only by a close.
+    ends_by_close: bool,
 }
 
 impl Story<'_> {
@@ -151,42 +165,57 @@ impl Story<'_> {
         let (ending, input, out) = stream
             .run(answer, &response, self.shard.buffers.take())
             .await;
-        let (seen, first_write_ns) = (stream.seen, stream.first_write_ns);
-        let ends_by_close = stream.ends_by_close;
+        let first_write_ns = stream.first_write_ns;
+        let passed = Passed {
+            status,
+            keep_alive_s,
+            keeps: keeps && !stream.ends_by_close,
+            seen: stream.seen,
+            ends_by_close: stream.ends_by_close,
+        };
         self.shard.buffers.put(input);
         self.shard.buffers.put(out);
         self.measure(attempt, &meter, first_write_ns);
-        let broken = Delivered {
-            status,
-            after: After::Break,
-        };
-        Ok(Ok(match ending {
+        self.conclude(attempt, conn, ending, &passed, &meter)
+    }
+
+    /// What an answer's ending means for the attempt, the engine's connection and the client's.
+    fn conclude(
+        &self,
+        attempt: &mut Attempt,
+        conn: EngineConn,
+        ending: Ending,
+        passed: &Passed,
+        meter: &Meter,
+    ) -> Result<std::result::Result<Delivered, AttemptEnd>> {
+        let status = passed.status;
+        let after = match ending {
             Ending::Whole { reusable } => {
-                attempt.set_outcome(outcome_of_whole(status, &meter));
+                attempt.set_outcome(outcome_of_whole(status, meter));
                 if reusable {
-                    self.shard.pools.put(conn, keep_alive_s, monotonic_ns());
+                    let now_ns = monotonic_ns();
+                    self.shard.pools.put(conn, passed.keep_alive_s, now_ns);
                 }
-                let after = if keeps && !ends_by_close {
+                if passed.keeps {
                     After::Keep
                 } else {
                     After::Close
-                };
-                Delivered { status, after }
+                }
             }
             Ending::Unseen(end) => return Ok(Err(end)),
             Ending::Cut(end) => {
                 attempt.set_outcome(outcome_of(end));
                 tracing::debug!(engine = attempt.engine.id, ?end, "a stream broke");
-                self.show_broken(ends_by_close);
-                broken
+                self.show_broken(passed.ends_by_close);
+                After::Break
             }
             Ending::Interrupted(Interrupt::Stop) => {
                 conn.socket.shutdown();
-                if !seen {
+                if !passed.seen {
                     return Err(Error::Draining);
                 }
-                self.show_broken(ends_by_close);
-                broken
+                self.show_broken(passed.ends_by_close);
+                After::Break
             }
             // A client that takes nothing until the deadline is as good as gone.
             Ending::Interrupted(Interrupt::Gone | Interrupt::Due) => {
@@ -194,7 +223,8 @@ impl Story<'_> {
                 attempt.set_outcome(Outcome::ClientCancel);
                 return Err(Error::ClientGone);
             }
-        }))
+        };
+        Ok(Ok(Delivered { status, after }))
     }
 
     /// Makes sure that the client cannot take a broken answer for a whole one. A missing last
