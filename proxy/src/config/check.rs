@@ -151,15 +151,18 @@ fn limits(source: &Source<'_>, table: &LimitsTable, shards: u64) -> Result<Limit
     let size = |key: &str, number, default, range| {
         source.size(&format!("limits.{key}"), number, default, range)
     };
+    let body_bytes = size("body_bytes", &table.body_bytes, 32 * MIB, KIB..=GIB)?;
+    // Every shard can hold two of the largest bodies, however many cores the host has.
+    let buffer_bytes = (256 * MIB).max(2 * body_bytes as u64 * shards);
     let limits = Limits {
         head_bytes: size("head_bytes", &table.head_bytes, 64 * KIB, KIB..=MIB)?,
         headers: size("headers", &table.headers, 100, 8..=1_000)?,
-        body_bytes: size("body_bytes", &table.body_bytes, 32 * MIB, KIB..=GIB)?,
+        body_bytes,
         in_flight: size("in_flight", &table.in_flight, 10_000, 1..=1_000_000)?,
         buffer_bytes: size(
             "buffer_bytes",
             &table.buffer_bytes,
-            256 * MIB,
+            buffer_bytes,
             MIB..=1_024 * GIB,
         )?,
         pipeline: size("pipeline", &table.pipeline, 16, 1..=1_024)?,

@@ -267,8 +267,22 @@ fn paths_are_checked() {
 }
 
 #[test]
+fn the_default_buffers_hold_two_bodies_a_shard_on_a_host_of_any_size() {
+    for (shards, body_bytes, expected) in [
+        (1, 32 << 20, 256 << 20),
+        (64, 32 << 20, 4 << 30),
+        (4, 100_000_000, 800_000_000),
+    ] {
+        let text = format!("shards = {shards}\n{SHORT}[limits]\nbody_bytes = {body_bytes}\n");
+        let limits = parsed(&text).unwrap().limits;
+        assert_eq!(limits.buffer_bytes, expected, "{shards} shards");
+    }
+}
+
+#[test]
 fn limits_that_contradict_each_other_are_told() {
-    let text = complaint(&format!("{SHORT}[limits]\nbody_bytes = 100000000\n"));
+    let both = "[limits]\nbody_bytes = 100000000\nbuffer_bytes = 268435456\n";
+    let text = complaint(&format!("{SHORT}{both}"));
     let expected = "proxy.toml:4: `limits.body_bytes` is `100000000`; allowed: at most one shard's \
                     share of `limits.buffer_bytes`, 268435456 / 4 = 67108864";
     assert_eq!(text, expected);
