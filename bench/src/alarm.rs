@@ -1,8 +1,8 @@
 //! Waiting for an instant with the kernel's precision.
 //!
 //! Not tokio's timer: its wheel turns once a millisecond, which is longer than what most of these
-//! measurements are about. One timer descriptor serves all sleepers of a thread, kept by instant, so
-//! that a thousand streams due at one instant cost one wake-up.
+//! measurements are about. One timer descriptor serves all sleepers of a thread, kept by instant:
+//! a thousand streams due at one instant cost one wake-up.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;

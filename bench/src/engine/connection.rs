@@ -231,7 +231,9 @@ impl Connection {
             let Self { stream, ahead, .. } = &mut *self;
             let step = tokio::select! {
                 biased;
-                () = Self::gone(stream, ahead) => return Err(io::ErrorKind::ConnectionAborted.into()),
+                () = Self::gone(stream, ahead) => {
+                    return Err(io::ErrorKind::ConnectionAborted.into());
+                }
                 step = generation.next() => step,
             };
             frame.clear();

@@ -212,7 +212,8 @@ impl Generation {
 
     /// Counts one token and sets out the next.
     fn token(&mut self) -> Vec<u8> {
-        let now_ns = monotonic_ns();
+        // Stamps of one answer rise, so that a reader tells a repeated text from a new token.
+        let now_ns = monotonic_ns().max(self.last_event_ns + 1);
         let stamp = Stamp {
             sent_ns: now_ns,
             due_ns: self.due_ns,

@@ -154,6 +154,8 @@ impl Connection {
     ) -> Result<(), Failure> {
         let mut decoder = Decoder::new(head.framing);
         let mut scanner = Scanner::default();
+        // Stamps of one answer rise; what does not is a text repeated at the answer's end.
+        let mut last_sent_ns = 0;
         loop {
             let now_ns = monotonic_ns();
             let mut input = &self.buffer[..];
@@ -163,6 +165,10 @@ impl Connection {
                         seen.first_byte_ns.get_or_insert(now_ns);
                         seen.body_bytes += data.len() as u64;
                         scanner.feed(data, |stamp| {
+                            if stamp.sent_ns <= last_sent_ns {
+                                return;
+                            }
+                            last_sent_ns = stamp.sent_ns;
                             seen.first_event_ns.get_or_insert(now_ns);
                             seen.events += 1;
                             watch(stamp, now_ns);

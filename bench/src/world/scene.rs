@@ -97,11 +97,9 @@ impl Scene {
             );
         }
         if self.simulated {
-            let point = |utilisation: f64| {
-                format!(
-                    "{{ utilisation = {utilisation:?}, ttft_ms = {TTFT_MS:?}, tbot_ms = {TBOT_MS:?} }}"
-                )
-            };
+            let latency = format!("ttft_ms = {TTFT_MS:?}, tbot_ms = {TBOT_MS:?}");
+            let point =
+                |utilisation: f64| format!("{{ utilisation = {utilisation:?}, {latency} }}");
             let (idle, full) = (point(0.0), point(1.0));
             let _ = write!(
                 text,

@@ -156,7 +156,8 @@ mod tests {
                 "# TYPE pointsman_proxy_attempts_total counter\n\
                  pointsman_proxy_attempts_total{{engine=\"x\",outcome=\"success\"}} {first}\n\
                  pointsman_proxy_attempts_total{{engine=\"x\",outcome=\"stall\"}} {second}\n\
-                 pointsman_proxy_ttft_seconds_sum {sum}\npointsman_proxy_ttft_seconds_count {count}\n"
+                 pointsman_proxy_ttft_seconds_sum {sum}\n\
+                 pointsman_proxy_ttft_seconds_count {count}\n"
             )
         };
         let then = Sample::read(&page(10, 0, 1.0, 10), 0);

@@ -126,7 +126,8 @@ fn exchange(address: SocketAddr, method: &str, path: &str, body: &str) -> String
     stream.set_read_timeout(Some(WATCHDOG)).unwrap();
     let length = body.len();
     let head = format!(
-        "{method} {path} HTTP/1.1\r\nhost: t\r\nconnection: close\r\ncontent-length: {length}\r\n\r\n"
+        "{method} {path} HTTP/1.1\r\nhost: t\r\nconnection: close\r\n\
+         content-length: {length}\r\n\r\n"
     );
     stream
         .write_all(format!("{head}{body}").as_bytes())
