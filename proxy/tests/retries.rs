@@ -22,6 +22,7 @@ both_drivers!(
     f02_each_failure_has_its_row,
     /// F02: a request that nobody could take was sent to nobody.
     f02_refused_connects_move_and_are_skipped_for_a_while,
+    the_only_engine_is_tried_again_at_once,
     /// F09: a connection that died before its next request costs nobody anything.
     f09_connections_that_die_idle_are_replaced_unseen,
     /// F11: the count of requests in flight does not stay with the engine that failed.
@@ -158,6 +159,28 @@ fn f02_refused_connects_move_and_are_skipped_for_a_while(driver: Driver) {
             .unwrap();
         assert!((1..=10).contains(&seconds), "{seconds}");
     }
+}
+
+fn the_only_engine_is_tried_again_at_once(driver: Driver) {
+    use std::io::{Read as _, Write as _};
+    // Bound and not listening: it refuses. Later it listens.
+    let socket = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
+    let any = std::net::SocketAddr::from(([127, 0, 0, 1], 0));
+    socket.bind(&any.into()).unwrap();
+    let address = socket.local_addr().unwrap().as_socket().unwrap();
+    let proxy = Proxy::start(driver, &Draft::single(address));
+    assert_error(&proxy.ask(chat(false)), 503, "engine_unreachable");
+    socket.listen(16).unwrap();
+    let engine = std::thread::spawn(move || {
+        let (mut conn, _) = std::net::TcpListener::from(socket).accept().unwrap();
+        let read = conn.read(&mut [0; 4_096]).unwrap();
+        assert!(read > 0, "a request came");
+        conn.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}")
+            .unwrap();
+    });
+    // Nobody else could serve it, so it does not wait until the engine may be tried again.
+    assert_eq!(proxy.ask(chat(false)).status(), 200);
+    engine.join().unwrap();
 }
 
 fn f09_connections_that_die_idle_are_replaced_unseen(driver: Driver) {

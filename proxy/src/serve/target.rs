@@ -13,6 +13,7 @@ use super::engines::EngineView;
 use super::shard::Shard;
 use crate::clock::monotonic_ns;
 use crate::config::Config;
+use crate::decide::back_off::BackOffs;
 use crate::decide::classify::{Classified, Question};
 use crate::decide::key::{AffinityKey, KeyKind, KeySources};
 use crate::decide::select::{Guards, Refused, Tried, Via, select};
@@ -115,20 +116,31 @@ pub(crate) fn choose(shard: &Shard, target: &Target, tried: &Tried) -> Result<Ch
     let policy = shard.policy.borrow();
     let adopted = policy.current().ok_or(Error::NoPolicy)?;
     let position = position_of(adopted, target).ok_or(Error::NoEligibleEngine)?;
-    let mut back_offs = shard.back_offs.borrow_mut();
-    let mut guards = Guards {
-        words: &shard.guard,
-        back_offs: &mut back_offs,
-        now_ns: monotonic_ns(),
+    let selection = {
+        let with = |back_offs: &mut BackOffs| {
+            let mut guards = Guards {
+                words: &shard.guard,
+                back_offs,
+                now_ns: monotonic_ns(),
+            };
+            select(
+                &adopted.index,
+                position,
+                target.key.hash,
+                &mut guards,
+                tried,
+            )
+        };
+        match with(&mut shard.back_offs.borrow_mut()) {
+            // All that is left refused a connection a moment ago. Where everything looks bad
+            // nothing is left out: one lost handshake must not refuse a whole second's requests.
+            Err(refused) if refused.backed_off > 0 && refused.tried == 0 && !busy(&refused) => {
+                with(&mut BackOffs::new())
+            }
+            selected => selected,
+        }
     };
-    let selection = select(
-        &adopted.index,
-        position,
-        target.key.hash,
-        &mut guards,
-        tried,
-    )
-    .map_err(|refused| refusal(&refused))?;
+    let selection = selection.map_err(|refused| refusal(&refused))?;
     let engines = shard.engines.borrow();
     let engine = engines
         .of(selection.engine)
@@ -170,9 +182,14 @@ fn priority_of(config: &Config, adopted: &Adopted, asked: &Asked<'_>) -> Option<
     u8::try_from(position).ok()
 }
 
+/// Whether an engine is left that would take it later.
+fn busy(refused: &Refused) -> bool {
+    refused.over_allowance > 0 || refused.penalised > 0
+}
+
 /// 429 where capacity exists but is taken, 503 where there is none.
 fn refusal(refused: &Refused) -> Error {
-    if refused.over_allowance > 0 || refused.penalised > 0 {
+    if busy(refused) {
         Error::EnginesBusy
     } else if refused.backed_off > 0 || refused.tried > 0 {
         Error::EngineUnreachable
