@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use socket2::SockRef;
 
-use crate::wire::{Ending, Framing, Message, Source, framing};
+use crate::wire::{Ending, Message, Source, framing};
 
 /// How long a peer may stay silent before a test fails.
 const WATCHDOG: Duration = Duration::from_secs(60);
@@ -256,10 +256,4 @@ pub fn assert_error(answer: &Message, status: u16, code: &str) -> String {
         .as_str()
         .unwrap_or_else(|| panic!("no message: {body}"))
         .to_owned()
-}
-
-/// Whether a response's body is framed by chunks.
-#[must_use]
-pub fn is_chunked(answer: &Message) -> bool {
-    framing(answer, true) == Framing::Chunked
 }

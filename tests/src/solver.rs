@@ -8,7 +8,6 @@ use pointsman_shm::engine_state::EngineStates;
 use pointsman_shm::policy::Policy;
 use pointsman_shm::region::{Kind, Read, Reader};
 
-use crate::client::get;
 use crate::folder::Folder;
 use crate::locate::{binary, python, python_program, tiny_model};
 use crate::metrics::Page;
@@ -47,17 +46,6 @@ impl Solver {
     #[must_use]
     pub fn metrics(&self) -> Page {
         Page::fetch(self.admin)
-    }
-
-    /// Its status now.
-    ///
-    /// # Panics
-    /// When it gives none.
-    #[must_use]
-    pub fn status(&self) -> serde_json::Value {
-        let answer = get(self.admin, "/status");
-        assert_eq!(answer.status(), 200, "{}", answer.text());
-        answer.json()
     }
 }
 

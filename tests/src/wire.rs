@@ -14,8 +14,6 @@ pub struct Message {
     pub headers: Vec<(String, String)>,
     /// Body bytes, chunk framing removed.
     pub body: Vec<u8>,
-    /// Sizes of the chunks, where the body was chunked.
-    pub chunks: Vec<usize>,
     /// How the body ended.
     pub ending: Ending,
 }
@@ -199,7 +197,7 @@ impl<R: Read> Source<R> {
     }
 
     /// Reads the body that follows `message`'s head into it. A broken one is left as far as it
-    /// came; its chunks are counted as they complete.
+    /// came.
     pub fn body(&mut self, message: &mut Message, framing: Framing) {
         let ended = match framing {
             Framing::None => Ok(Ending::Complete),
@@ -244,7 +242,6 @@ impl<R: Read> Source<R> {
                 .unwrap_or_else(|_| panic!("no chunk size: {line:?}"));
             if size > 0 {
                 self.take(size, &mut message.body)?;
-                message.chunks.push(size);
             }
             let end = self.line()?;
             assert!(
@@ -314,7 +311,6 @@ fn parse_head(head: &[u8]) -> Message {
         start,
         headers,
         body: Vec::new(),
-        chunks: Vec::new(),
         ending: Ending::Broken,
     }
 }

@@ -23,6 +23,8 @@ both_drivers!(
     requests_follow_the_weights_that_the_solver_computed,
     a_refused_connect_moves_to_the_standby_engine,
     requests_go_on_without_the_solver,
+    a_rebooted_host_serves_by_the_copy_on_disk,
+    policies_change_under_load_without_a_failed_request,
     no_request_leaves_its_eligible_set,
     b09_a_reused_connection_that_died_is_replaced,
 );
@@ -271,6 +273,95 @@ fn tables(policy: &Policy) -> Vec<(u16, u32, Vec<u16>)> {
         .iter()
         .map(|c| (c.slot.0, c.generation.0, table(c)))
         .collect()
+}
+
+fn a_rebooted_host_serves_by_the_copy_on_disk(driver: Driver) {
+    let (near, far) = (Engine::named("near"), Engine::named("far"));
+    let folder = Folder::new();
+    let text = topology(near.address(), far.address(), "");
+    let mut solver = Solver::start(&folder, &text);
+    let before = await_policy(&folder, FRONTEND);
+    assert_eq!(solver.daemon.terminate(SOON).code(), Some(0));
+    // A reboot empties what is on tmpfs, and the control plane is not back yet.
+    std::fs::remove_dir_all(folder.region_dir(FRONTEND)).unwrap();
+    let proxy = Proxy::without_policy(folder, driver, "");
+    proxy.await_ready();
+    proxy.await_metric("pointsman_proxy_policy_rung", &[("rung", "disk")], 1.0);
+    assert_eq!(proxy.ask(post(CHAT, r#"{"model":"m"}"#)).status(), 200);
+    // It comes back with a higher version, which the proxy takes.
+    let _solver = Solver::start(proxy.folder(), &text);
+    eventually(LONG, "the proxy runs by a newer policy", || {
+        let runs = proxy.metrics().sum("pointsman_proxy_policy_version", &[]);
+        (runs > before.version as f64).then_some(())
+    });
+    proxy.await_metric("pointsman_proxy_policy_rung", &[("rung", "fresh")], 1.0);
+    let after = published(&proxy.folder().region_dir(FRONTEND)).unwrap();
+    assert_eq!(
+        tables(&after),
+        tables(&before),
+        "a reboot moved conversations"
+    );
+}
+
+fn policies_change_under_load_without_a_failed_request(driver: Driver) {
+    let (one, other) = (Engine::named("E1"), Engine::named("E2"));
+    let both = Draft::new()
+        .engine("E1", one.address())
+        .engine("E2", other.address());
+    let drafts = [
+        both.clone().route("m", &[("E1", 1.0), ("E2", 0.0)]),
+        both.clone().route("m", &[("E1", 0.5), ("E2", 0.5)]),
+        // An engine that is no longer there at all, while requests to it are under way.
+        Draft::new()
+            .engine("E1", one.address())
+            .route("m", &[("E1", 1.0)]),
+        both.route("m", &[("E1", 0.0), ("E2", 1.0)]),
+    ];
+    let mut proxy = Proxy::configured(driver, &drafts[0], "shards = 2\n");
+    let address = proxy.address;
+    let over = std::sync::atomic::AtomicBool::new(false);
+    let served: usize = std::thread::scope(|scope| {
+        let workers: Vec<_> = (0..4)
+            .map(|worker| {
+                let over = &over;
+                scope.spawn(move || {
+                    let mut client = Client::connect(address);
+                    let mut served = 0;
+                    while !over.load(std::sync::atomic::Ordering::Relaxed) {
+                        let opening = format!("{worker} {served}");
+                        let body = format!(r#"{{"model":"m","prompt_cache_key":"{opening}"}}"#);
+                        client.send(post(CHAT, body));
+                        assert_eq!(client.response().status(), 200);
+                        served += 1;
+                    }
+                    served
+                })
+            })
+            .collect();
+        for _ in 0..50 {
+            for draft in &drafts {
+                proxy.publisher.as_mut().unwrap().publish(draft);
+            }
+        }
+        over.store(true, std::sync::atomic::Ordering::Relaxed);
+        workers
+            .into_iter()
+            .map(|worker| worker.join().unwrap())
+            .sum()
+    });
+    assert!(served > 0);
+    proxy.await_metric("pointsman_proxy_policy_version", &[], 201.0);
+    proxy.await_metric("pointsman_proxy_policy_running_version", &[], 201.0);
+    let before = other.requests().len();
+    for _ in 0..20 {
+        assert_eq!(
+            proxy.ask(post(CHAT, r#"{"model":"m"}"#)).text(),
+            r#"{"engine":"E2"}"#
+        );
+    }
+    assert_eq!(other.requests().len(), before + 20);
+    proxy.await_metric("pointsman_proxy_policy_rejected_total", &[], 0.0);
+    proxy.await_rest();
 }
 
 fn no_request_leaves_its_eligible_set(driver: Driver) {

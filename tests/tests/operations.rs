@@ -327,6 +327,34 @@ fn a_malformed_topology_is_told_file_line_key_and_what_is_allowed() {
 }
 
 #[test]
+fn the_readmes_own_files_are_right() {
+    let page = std::fs::read_to_string(pointsman_tests::locate::root().join("README.md")).unwrap();
+    let folder = Folder::new();
+    for (name, program, arguments) in [
+        ("topology.toml", "pointsman-solver", ["check"].as_slice()),
+        ("topology.toml", "pointsman-solver", &["plan"]),
+        ("proxy.toml", "pointsman-proxy", &["check", "--config"]),
+    ] {
+        let after = page.split(&format!("    # {name}\n")).nth(1).unwrap();
+        let inside = |line: &&str| line.is_empty() || line.starts_with("    ");
+        let text: String = after
+            .lines()
+            .take_while(inside)
+            .flat_map(|l| [l, "\n"])
+            .collect();
+        let file = folder.write(name, &text);
+        let mut command = std::process::Command::new(binary(program));
+        command.args(arguments).arg(file);
+        let finished = run(command, SOON);
+        assert_eq!(
+            finished.code, 0,
+            "{program} {arguments:?}: {}",
+            finished.stderr
+        );
+    }
+}
+
+#[test]
 fn a_malformed_proxy_configuration_is_told_file_line_key_and_what_is_allowed() {
     let folder = Folder::new();
     let check = |text: &str| {
