@@ -8,6 +8,7 @@
 
 mod curve;
 mod lp;
+pub mod network;
 mod verify;
 
 use super::plan::Terms;

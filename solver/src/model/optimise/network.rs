@@ -117,7 +117,11 @@ impl Solved {
             left -= flow;
             flow
         };
-        instance.engines[engine].iter().map(|r| r.width).map(part).collect()
+        instance.engines[engine]
+            .iter()
+            .map(|r| r.width)
+            .map(part)
+            .collect()
     }
 }
 
@@ -150,7 +154,9 @@ fn answer(simplex: &Simplex<'_>, found: bool) -> Solved {
     let mut objective: i128 = 0;
     for flow in &flows {
         let s = flow.source as usize;
-        let place = instance.place(s, flow.engine).expect("flows run along ways");
+        let place = instance
+            .place(s, flow.engine)
+            .expect("flows run along ways");
         objective += fill(way_rungs(&instance.sources[s], place), flow.amount).0;
         load[flow.engine as usize] += flow.amount;
         shed[s] -= flow.amount;
@@ -164,13 +170,17 @@ fn answer(simplex: &Simplex<'_>, found: bool) -> Solved {
         objective += cost;
     }
     let at_root = simplex.tree.price[simplex.root()];
-    let potentials: Vec<i64> =
-        simplex.tree.price[..sources + engines].iter().map(|p| p - at_root).collect();
+    let potentials: Vec<i64> = simplex.tree.price[..sources + engines]
+        .iter()
+        .map(|p| p - at_root)
+        .collect();
     let status = if found {
         Status::Optimal
     } else {
         let bound = lower_bound(instance, &potentials[sources..]);
-        Status::PivotLimit { gap: objective - bound }
+        Status::PivotLimit {
+            gap: objective - bound,
+        }
     };
     let demand = instance.sources.iter().map(|s| s.demand).collect();
     Solved {
@@ -191,7 +201,11 @@ fn flows(simplex: &Simplex<'_>) -> Vec<Flow> {
     let mut flows = Vec::new();
     let mut part_flows = vec![0_i64; simplex.states.len()];
     let mut carry = |link: Link, amount: i64| match link {
-        Link::Way { source, engine } if amount > 0 => flows.push(Flow { source, engine, amount }),
+        Link::Way { source, engine } if amount > 0 => flows.push(Flow {
+            source,
+            engine,
+            amount,
+        }),
         Link::Part(part) => part_flows[part as usize] = amount,
         Link::Way { .. } | Link::Ladder(_) => {}
     };
@@ -207,7 +221,11 @@ fn flows(simplex: &Simplex<'_>) -> Vec<Flow> {
             let amount = if full { part.width } else { part_flows[index] };
             if amount > 0 {
                 let engine = instance.ways(s)[part.place as usize];
-                flows.push(Flow { source: s as u32, engine, amount });
+                flows.push(Flow {
+                    source: s as u32,
+                    engine,
+                    amount,
+                });
             }
         }
     }

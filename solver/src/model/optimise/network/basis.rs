@@ -41,9 +41,16 @@ impl Basis {
         }
         let moved = |f: &Flow| {
             let (source, engine) = (source(f.source)?, engine(f.engine)?);
-            Some(Flow { source, engine, amount: f.amount })
+            Some(Flow {
+                source,
+                engine,
+                amount: f.amount,
+            })
         };
-        Self { flows: merged(self.flows.iter().filter_map(moved).collect()), demand }
+        Self {
+            flows: merged(self.flows.iter().filter_map(moved).collect()),
+            demand,
+        }
     }
 }
 

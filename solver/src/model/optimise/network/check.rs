@@ -25,7 +25,12 @@ pub struct Violation {
 pub fn check_optimal(instance: &Instance, solved: &Solved) -> Result<(), Violation> {
     let flows = feasible(instance, solved)?;
     let objective = cost(instance, solved, &flows);
-    equal("objective", "against the cost of its flows", solved.objective, objective)?;
+    equal(
+        "objective",
+        "against the cost of its flows",
+        solved.objective,
+        objective,
+    )?;
     let (of_source, of_engine) = solved.potentials.split_at(instance.sources.len());
     let bound = lower_bound(instance, of_engine);
     match solved.status {
@@ -36,7 +41,11 @@ pub fn check_optimal(instance: &Instance, solved: &Solved) -> Result<(), Violati
     }
     for (s, source) in instance.sources.iter().enumerate() {
         let at = |what: &str| format!("source {s}, {what}");
-        slack(&at("shed"), margins(shed_rungs(source), solved.shed[s]), of_source[s])?;
+        slack(
+            &at("shed"),
+            margins(shed_rungs(source), solved.shed[s]),
+            of_source[s],
+        )?;
         for (place, &engine) in instance.ways(s).iter().enumerate() {
             let used = margins(way_rungs(source, place), flows[s][place]);
             let worth = of_source[s] - of_engine[engine as usize];
@@ -63,8 +72,16 @@ pub fn lower_bound(instance: &Instance, of_engine: &[i64]) -> i128 {
     for (s, source) in instance.sources.iter().enumerate() {
         let mut rungs: Vec<super::Rung> = shed_rungs(source).collect();
         let ways = instance.ways(s);
-        let free = source.costs.iter().zip(ways).map(|(c, e)| c + of_engine[*e as usize]).min();
-        rungs.extend(free.map(|cost| super::Rung { width: super::UNBOUNDED, cost }));
+        let free = source
+            .costs
+            .iter()
+            .zip(ways)
+            .map(|(c, e)| c + of_engine[*e as usize])
+            .min();
+        rungs.extend(free.map(|cost| super::Rung {
+            width: super::UNBOUNDED,
+            cost,
+        }));
         rungs.extend(source.parts.iter().map(|part| super::Rung {
             width: part.width,
             cost: part.cost + of_engine[ways[part.place as usize] as usize],
@@ -77,8 +94,11 @@ pub fn lower_bound(instance: &Instance, of_engine: &[i64]) -> i128 {
 
 /// Flows by source and place, if nothing is negative, forgotten or over capacity.
 fn feasible(instance: &Instance, solved: &Solved) -> Result<Vec<Vec<i64>>, Violation> {
-    let mut flows: Vec<Vec<i64>> =
-        instance.sources.iter().map(|s| vec![0; s.costs.len()]).collect();
+    let mut flows: Vec<Vec<i64>> = instance
+        .sources
+        .iter()
+        .map(|s| vec![0; s.costs.len()])
+        .collect();
     let mut load = vec![0_i128; instance.engines.len()];
     for flow in solved.flows() {
         let (s, e) = (flow.source as usize, flow.engine);
@@ -94,13 +114,26 @@ fn feasible(instance: &Instance, solved: &Solved) -> Result<Vec<Vec<i64>>, Viola
     for (s, source) in instance.sources.iter().enumerate() {
         let sent: i128 = flows[s].iter().map(|f| i128::from(*f)).sum();
         let all = sent + i128::from(solved.shed[s]);
-        equal(&format!("source {s}"), "routed and refused", all, i128::from(source.demand))?;
+        equal(
+            &format!("source {s}"),
+            "routed and refused",
+            all,
+            i128::from(source.demand),
+        )?;
         if solved.shed[s] < 0 {
-            return Err(broken(&format!("source {s}"), "less than nothing is refused"));
+            return Err(broken(
+                &format!("source {s}"),
+                "less than nothing is refused",
+            ));
         }
     }
     for (e, load) in load.into_iter().enumerate() {
-        equal(&format!("engine {e}"), "load", i128::from(solved.load[e]), load)?;
+        equal(
+            &format!("engine {e}"),
+            "load",
+            i128::from(solved.load[e]),
+            load,
+        )?;
         if load > i128::from(instance.capacity(e)) {
             return Err(broken(&format!("engine {e}"), "load over capacity"));
         }
@@ -126,10 +159,16 @@ fn cost(instance: &Instance, solved: &Solved, flows: &[Vec<i64>]) -> i128 {
 fn slack(at: &str, used: (Option<i64>, Option<i64>), worth: i64) -> Result<(), Violation> {
     let (next, last) = used;
     if next.is_some_and(|cost| cost < worth) {
-        return Err(broken(at, &format!("a unit more gains: {next:?} against {worth}")));
+        return Err(broken(
+            at,
+            &format!("a unit more gains: {next:?} against {worth}"),
+        ));
     }
     if last.is_some_and(|cost| cost > worth) {
-        return Err(broken(at, &format!("a unit less gains: {last:?} against {worth}")));
+        return Err(broken(
+            at,
+            &format!("a unit less gains: {last:?} against {worth}"),
+        ));
     }
     Ok(())
 }
@@ -142,5 +181,8 @@ fn equal(at: &str, what: &str, got: i128, expected: i128) -> Result<(), Violatio
 }
 
 fn broken(at: &str, what: &str) -> Violation {
-    Violation { at: at.to_owned(), what: what.to_owned() }
+    Violation {
+        at: at.to_owned(),
+        what: what.to_owned(),
+    }
 }

@@ -77,7 +77,10 @@ impl Instance {
     /// Work that an engine can do.
     #[must_use]
     pub fn capacity(&self, engine: usize) -> i64 {
-        self.engines[engine].iter().map(|r| r.width).fold(0, i64::saturating_add)
+        self.engines[engine]
+            .iter()
+            .map(|r| r.width)
+            .fold(0, i64::saturating_add)
     }
 
     /// Refuses what the method cannot solve exactly.
@@ -88,10 +91,17 @@ impl Instance {
     pub fn validate(&self) -> Result<(), Error> {
         for (g, group) in self.groups.iter().enumerate() {
             if !group.windows(2).all(|w| w[0] < w[1]) {
-                return Err(Error::Shape { what: format!("group {g}: engines do not rise") });
+                return Err(Error::Shape {
+                    what: format!("group {g}: engines do not rise"),
+                });
             }
-            if group.last().is_some_and(|e| *e as usize >= self.engines.len()) {
-                return Err(Error::Shape { what: format!("group {g}: an engine that is not there") });
+            if group
+                .last()
+                .is_some_and(|e| *e as usize >= self.engines.len())
+            {
+                return Err(Error::Shape {
+                    what: format!("group {g}: an engine that is not there"),
+                });
             }
         }
         for (e, rungs) in self.engines.iter().enumerate() {
@@ -103,13 +113,19 @@ impl Instance {
             total = total.saturating_add(source.demand);
         }
         if total > MOST_FLOW {
-            return Err(Error::Range { what: format!("all demand: {total}"), most: MOST_FLOW });
+            return Err(Error::Range {
+                what: format!("all demand: {total}"),
+                most: MOST_FLOW,
+            });
         }
         let nodes = (self.sources.len() + self.engines.len() + 1) as i128;
         let dearest = self.dearest();
         if 8 * nodes * i128::from(dearest) > MOST_PATH_COST {
             let most = (MOST_PATH_COST / (8 * nodes)) as i64;
-            return Err(Error::Range { what: format!("the dearest cost: {dearest}"), most });
+            return Err(Error::Range {
+                what: format!("the dearest cost: {dearest}"),
+                most,
+            });
         }
         Ok(())
     }
@@ -118,15 +134,24 @@ impl Instance {
     pub(super) fn dearest(&self) -> i64 {
         let of_source = |s: &Source| {
             let costs = s.costs.iter().chain(s.parts.iter().map(|p| &p.cost));
-            costs.chain(s.shed.iter().map(|r| &r.cost)).map(|c| c.saturating_abs()).max()
+            costs
+                .chain(s.shed.iter().map(|r| &r.cost))
+                .map(|c| c.saturating_abs())
+                .max()
         };
         let of_engine = |e: &Vec<Rung>| e.iter().map(|r| r.cost.saturating_abs()).max();
         let sources = self.sources.iter().filter_map(of_source).max();
-        sources.max(self.engines.iter().filter_map(of_engine).max()).unwrap_or(0)
+        sources
+            .max(self.engines.iter().filter_map(of_engine).max())
+            .unwrap_or(0)
     }
 
     fn validate_source(&self, s: usize, source: &Source) -> Result<(), Error> {
-        let shape = |what: &str| Err(Error::Shape { what: format!("source {s}: {what}") });
+        let shape = |what: &str| {
+            Err(Error::Shape {
+                what: format!("source {s}: {what}"),
+            })
+        };
         let Some(group) = self.groups.get(source.group as usize) else {
             return shape("a group that is not there");
         };
@@ -134,7 +159,10 @@ impl Instance {
             return shape("one cost for each engine of the group is needed");
         }
         if source.demand < 0 {
-            return Err(Error::Range { what: format!("source {s}: demand {}", source.demand), most: MOST_FLOW });
+            return Err(Error::Range {
+                what: format!("source {s}: demand {}", source.demand),
+                most: MOST_FLOW,
+            });
         }
         if source.shed.is_empty() {
             return shape("no cost of refusing");
@@ -159,12 +187,17 @@ impl Instance {
 /// Rungs rise in cost and hold no negative width.
 fn ladder(what: &str, rungs: &[Rung]) -> Result<(), Error> {
     if let Some(rung) = rungs.iter().find(|r| r.width < 0) {
-        return Err(Error::Range { what: format!("{what}: width {}", rung.width), most: MOST_FLOW });
+        return Err(Error::Range {
+            what: format!("{what}: width {}", rung.width),
+            most: MOST_FLOW,
+        });
     }
     if rungs.windows(2).all(|w| w[0].cost <= w[1].cost) {
         return Ok(());
     }
-    Err(Error::Shape { what: format!("{what}: costs fall, and would be filled out of order") })
+    Err(Error::Shape {
+        what: format!("{what}: costs fall, and would be filled out of order"),
+    })
 }
 
 /// Cost of filling rungs in their order, and what did not fit.
@@ -185,16 +218,31 @@ pub(super) fn fill(rungs: impl Iterator<Item = Rung>, mut flow: i64) -> (i128, i
 pub(super) fn shed_rungs(source: &Source) -> impl Iterator<Item = Rung> + '_ {
     let last = source.shed.len() - 1;
     source.shed.iter().enumerate().map(move |(j, r)| {
-        if j == last { Rung { width: UNBOUNDED, cost: r.cost } } else { *r }
+        if j == last {
+            Rung {
+                width: UNBOUNDED,
+                cost: r.cost,
+            }
+        } else {
+            *r
+        }
     })
 }
 
 /// The rungs of one way: its parts, then without bound.
 pub(super) fn way_rungs(source: &Source, place: usize) -> impl Iterator<Item = Rung> + '_ {
     let from = source.parts.partition_point(|p| (p.place as usize) < place);
-    let parts = source.parts[from..].iter().take_while(move |p| p.place as usize == place);
-    let parts = parts.map(|p| Rung { width: p.width, cost: p.cost });
-    parts.chain([Rung { width: UNBOUNDED, cost: source.costs[place] }])
+    let parts = source.parts[from..]
+        .iter()
+        .take_while(move |p| p.place as usize == place);
+    let parts = parts.map(|p| Rung {
+        width: p.width,
+        cost: p.cost,
+    });
+    parts.chain([Rung {
+        width: UNBOUNDED,
+        cost: source.costs[place],
+    }])
 }
 
 /// Cost of the next unit and of the last one, where rungs are filled in order; `None` where there

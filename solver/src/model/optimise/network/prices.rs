@@ -17,7 +17,7 @@ pub struct Prices {
     pub demand_less: Vec<Option<i64>>,
     /// By engine: what one unit more on its last rung saves; `None` without rungs.
     pub capacity_more: Vec<Option<i64>>,
-    /// By engine: what one unit less on its last rung costs; `None` without rungs.
+    /// By engine: what one unit less on its last rung costs; `None` where that has none.
     pub capacity_less: Vec<Option<i64>>,
     /// By engine: what a unit sent to it now pays there and beyond, the delay it brings to others
     /// included.
@@ -37,7 +37,10 @@ impl Prices {
     ) -> Option<i64> {
         let place = instance.place(source, engine)?;
         let key = |f: &super::Flow| (f.source as usize, f.engine).cmp(&(source, engine));
-        let flow = solved.flows().binary_search_by(key).map_or(0, |i| solved.flows()[i].amount);
+        let flow = solved
+            .flows()
+            .binary_search_by(key)
+            .map_or(0, |i| solved.flows()[i].amount);
         let (next, _) = margins(way_rungs(&instance.sources[source], place), flow);
         let next = next.expect("a way has no bound");
         let at = self.at_engine[engine as usize];
@@ -66,17 +69,21 @@ struct Residual<'a> {
 pub fn prices(instance: &Instance, solved: &Solved) -> Prices {
     let residual = Residual::new(instance, solved);
     let (to_source, to_engine) = residual.to_root();
-    let (from_source, from_engine) = residual.from_root();
+    let (from_source, from_engine) = residual.of_root();
     let last_rung = |e: usize| instance.engines[e].last().map(|r| r.cost);
     let more = |e: usize| last_rung(e).map(|cost| (-(from_engine[e] + cost)).max(0));
     let less = |e: usize| {
-        let full = solved.load[e] == instance.capacity(e) && solved.load[e] > 0;
-        last_rung(e).map(|cost| if full { to_engine[e] - cost } else { 0 })
+        let rung = instance.engines[e].last().filter(|r| r.width > 0)?;
+        let full = solved.load[e] == instance.capacity(e);
+        Some(if full { to_engine[e] - rung.cost } else { 0 })
     };
     let engines = 0..instance.engines.len();
     let demand = instance.sources.iter().map(|s| s.demand > 0);
     Prices {
-        demand_less: demand.zip(&from_source).map(|(any, d)| any.then_some(-d)).collect(),
+        demand_less: demand
+            .zip(&from_source)
+            .map(|(any, d)| any.then_some(-d))
+            .collect(),
         demand_more: to_source,
         capacity_more: engines.clone().map(more).collect(),
         capacity_less: engines.map(less).collect(),
@@ -86,11 +93,6 @@ pub fn prices(instance: &Instance, solved: &Solved) -> Prices {
 
 impl<'a> Residual<'a> {
     fn new(instance: &'a Instance, solved: &Solved) -> Self {
-        let flow = |f: &super::Flow| {
-            let s = f.source as usize;
-            let place = instance.place(s, f.engine).expect("flows run along ways");
-            (s, place, margins(way_rungs(&instance.sources[s], place), f.amount))
-        };
         let mut next: Vec<Option<Vec<i64>>> = vec![None; instance.sources.len()];
         // Only parts make the next unit cheaper than the unbounded way.
         for (s, source) in instance.sources.iter().enumerate() {
@@ -105,7 +107,9 @@ impl<'a> Residual<'a> {
         }
         let mut used = Vec::with_capacity(solved.flows().len());
         for f in solved.flows() {
-            let (s, place, (more, last)) = flow(f);
+            let s = f.source as usize;
+            let place = instance.place(s, f.engine).expect("flows run along ways");
+            let (more, last) = margins(way_rungs(&instance.sources[s], place), f.amount);
             if let (Some(costs), Some(more)) = (&mut next[s], more) {
                 costs[place] = more;
             }
@@ -117,19 +121,33 @@ impl<'a> Residual<'a> {
             instance,
             next,
             used,
-            shed: shed.map(|(source, shed)| margins(shed_rungs(source), *shed)).collect(),
-            load: load.map(|(rungs, load)| margins(rungs.iter().copied(), *load)).collect(),
+            shed: shed
+                .map(|(source, shed)| margins(shed_rungs(source), *shed))
+                .collect(),
+            load: load
+                .map(|(rungs, load)| margins(rungs.iter().copied(), *load))
+                .collect(),
         }
     }
 
     fn costs(&self, source: usize) -> &[i64] {
-        self.next[source].as_deref().unwrap_or(&self.instance.sources[source].costs)
+        self.next[source]
+            .as_deref()
+            .unwrap_or(&self.instance.sources[source].costs)
     }
 
     /// Least cost from every source and engine to the root.
     fn to_root(&self) -> (Vec<i64>, Vec<i64>) {
-        let mut of_source: Vec<i64> = self.shed.iter().map(|(next, _)| next.unwrap_or(FAR)).collect();
-        let mut of_engine: Vec<i64> = self.load.iter().map(|(next, _)| next.unwrap_or(FAR)).collect();
+        let mut of_source: Vec<i64> = self
+            .shed
+            .iter()
+            .map(|(next, _)| next.unwrap_or(FAR))
+            .collect();
+        let mut of_engine: Vec<i64> = self
+            .load
+            .iter()
+            .map(|(next, _)| next.unwrap_or(FAR))
+            .collect();
         loop {
             for (s, own) in of_source.iter_mut().enumerate() {
                 let ways = self.costs(s).iter().zip(self.instance.ways(s));
@@ -149,7 +167,7 @@ impl<'a> Residual<'a> {
     }
 
     /// Least cost from the root to every source and engine.
-    fn from_root(&self) -> (Vec<i64>, Vec<i64>) {
+    fn of_root(&self) -> (Vec<i64>, Vec<i64>) {
         let back = |(_, last): &(Option<i64>, Option<i64>)| last.map_or(FAR, |cost| -cost);
         let mut of_source: Vec<i64> = self.shed.iter().map(back).collect();
         let mut of_engine: Vec<i64> = self.load.iter().map(back).collect();

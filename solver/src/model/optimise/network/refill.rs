@@ -20,7 +20,9 @@ pub(super) struct Refill {
 /// the rest where it is cheapest at the margin.
 pub(super) fn refill(instance: &Instance, basis: &Basis) -> Refill {
     let mut load = vec![0_i64; instance.engines.len()];
-    let room: Vec<i64> = (0..instance.engines.len()).map(|e| instance.capacity(e)).collect();
+    let room: Vec<i64> = (0..instance.engines.len())
+        .map(|e| instance.capacity(e))
+        .collect();
     let mut flows = Vec::with_capacity(basis.flows.len());
     let mut left = Vec::with_capacity(instance.sources.len());
     let mut old = basis.flows.iter().peekable();
@@ -47,7 +49,11 @@ pub(super) fn refill(instance: &Instance, basis: &Basis) -> Refill {
             shed[s] = place(instance, s, rest, &mut flows, &mut load);
         }
     }
-    Refill { flows: merged(flows), shed, load }
+    Refill {
+        flows: merged(flows),
+        shed,
+        load,
+    }
 }
 
 /// Scales a source's flows, those that its bounded parts were made of to exactly these. Flows
@@ -72,7 +78,8 @@ fn scale(instance: &Instance, s: usize, own: &mut Vec<Flow>, before: i64) {
     }
     let sent: i64 = own.iter().map(|f| f.amount).sum();
     let missing = source.demand - sent;
-    if whole && missing.abs() <= ROUNDING * own.len() as i64
+    if whole
+        && missing.abs() <= ROUNDING * own.len() as i64
         && let Some(largest) = own.iter_mut().max_by_key(|f| f.amount)
     {
         largest.amount = (largest.amount + missing).max(0);
@@ -81,13 +88,7 @@ fn scale(instance: &Instance, s: usize, own: &mut Vec<Flow>, before: i64) {
 
 /// Sends what a source has left, piece by piece where the next unit is cheapest; what must be
 /// refused.
-fn place(
-    instance: &Instance,
-    s: usize,
-    left: i64,
-    flows: &mut Vec<Flow>,
-    load: &mut [i64],
-) -> i64 {
+fn place(instance: &Instance, s: usize, left: i64, flows: &mut Vec<Flow>, load: &mut [i64]) -> i64 {
     let source = &instance.sources[s];
     let mut left = left;
     let mut shed = 0;
@@ -107,7 +108,11 @@ fn place(
                 let amount = left.min(room);
                 load[engine as usize] += amount;
                 left -= amount;
-                flows.push(Flow { source: s as u32, engine, amount });
+                flows.push(Flow {
+                    source: s as u32,
+                    engine,
+                    amount,
+                });
             }
             _ => {
                 let width = shed_room(source, shed);

@@ -113,8 +113,13 @@ impl<'a> Simplex<'a> {
         while idle_rows < rows {
             let mut best: Option<Entering> = None;
             for _ in 0..BLOCK.min(rows - idle_rows) {
+                let row = self.at;
+                let idle = self.is_idle_leaf(row);
+                if idle {
+                    self.tree.price[row] = self.cheapest_way(row).0;
+                }
                 let least = best.map_or(0, |b| b.gain());
-                best = self.price_row(self.at, least).or(best);
+                best = self.price_row(row, least, !idle).or(best);
                 self.at += self.stride;
                 if self.at >= rows {
                     self.at -= rows;
@@ -122,9 +127,11 @@ impl<'a> Simplex<'a> {
                 idle_rows += 1;
             }
             if let Some(entering) = best {
-                if self.pivots >= limit {
+                let turns = self.is_idle_leaf(entering.tail as usize);
+                if self.pivots + u64::from(turns) >= limit {
                     return false;
                 }
+                self.turn_idle_leaf(entering.tail as usize);
                 self.pivot(&entering);
                 idle_rows = 0;
             }
@@ -137,7 +144,11 @@ impl<'a> Simplex<'a> {
         let price = &self.tree.price;
         let reduced = edge.cost + price[edge.head as usize] - price[edge.tail as usize];
         let forward = reduced < 0;
-        let limit = if forward { room(edge.width, edge.flow) } else { edge.flow };
+        let limit = if forward {
+            room(edge.width, edge.flow)
+        } else {
+            edge.flow
+        };
         self.pivot(&Entering {
             link: edge.link,
             tail: edge.tail,
@@ -150,19 +161,60 @@ impl<'a> Simplex<'a> {
         });
     }
 
+    /// Whether a source hangs as a leaf by a way that carries nothing, as one does that keeps all
+    /// it had. Nothing depends on its price or on which way it hangs by but its own arcs. So its
+    /// price is found anew whenever its row is priced, and it is hung by its cheapest way only
+    /// when one of its arcs enters: with a price on movement, most pivots would be such turns.
+    pub(super) fn is_idle_leaf(&self, row: usize) -> bool {
+        let hold = &self.tree.hold[row];
+        row < self.instance.sources.len()
+            && self.tree.size[row] == 1
+            && hold.room_down() == 0
+            && matches!(hold.link, Link::Way { .. })
+    }
+
+    /// Hangs an idle leaf by its cheapest way.
+    fn turn_idle_leaf(&mut self, row: usize) {
+        if !self.is_idle_leaf(row) {
+            return;
+        }
+        let (price, engine) = self.cheapest_way(row);
+        debug_assert_eq!(
+            price, self.tree.price[row],
+            "priced with the tree that stands"
+        );
+        let Link::Way { engine: now, .. } = self.tree.hold[row].link else {
+            return;
+        };
+        if now != engine {
+            self.pivot(&self.entering_way(row, engine, 0));
+        }
+    }
+
     /// The arc of a row that gains most, if more than `least`.
-    fn price_row(&self, row: usize, least: i64) -> Option<Entering> {
-        let mut best = self.price_ladder(row, least);
+    fn price_row(&self, row: usize, least: i64, ways: bool) -> Option<Entering> {
+        let best = self.price_ladder(row, least);
         if row >= self.instance.sources.len() {
             return best;
         }
+        let best = self
+            .price_parts(row, best.map_or(least, |b| b.gain()))
+            .or(best);
+        if !ways {
+            return best;
+        }
+        self.price_ways(row, best.map_or(least, |b| b.gain()))
+            .or(best)
+    }
+
+    fn price_parts(&self, row: usize, least: i64) -> Option<Entering> {
         let source = &self.instance.sources[row];
         let ways = self.instance.ways(row);
-        let (of_engine, own) = (self.engine_prices(), self.tree.price[row]);
-        let mut least = best.map_or(least, |b| b.gain());
+        let own = self.tree.price[row];
+        let (mut best, mut least) = (None, least);
         for (part, index) in source.parts.iter().zip(self.first_part[row]..) {
-            let engine = ways[part.place as usize];
-            let reduced = part.cost + of_engine[engine as usize] - own;
+            let head = self.engine_node(ways[part.place as usize]);
+            let reduced = part.cost + self.tree.price[head as usize] - own;
             let (forward, gain) = match self.states[index as usize] {
                 State::Basic => continue,
                 State::Empty => (true, -reduced),
@@ -173,7 +225,7 @@ impl<'a> Simplex<'a> {
                 best = Some(Entering {
                     link: Link::Part(index),
                     tail: row as u32,
-                    head: self.engine_node(engine),
+                    head,
                     forward,
                     limit: part.width,
                     flow: if forward { 0 } else { part.width },
@@ -182,27 +234,47 @@ impl<'a> Simplex<'a> {
                 });
             }
         }
-        let mut cheapest = i64::MAX;
-        let mut engine = 0;
-        for (cost, &e) in source.costs.iter().zip(ways) {
+        best
+    }
+
+    fn price_ways(&self, row: usize, least: i64) -> Option<Entering> {
+        let (price, engine) = self.cheapest_way(row);
+        let reduced = price.saturating_sub(self.tree.price[row]);
+        (reduced < -least).then(|| self.entering_way(row, engine, reduced))
+    }
+
+    fn entering_way(&self, row: usize, engine: u32, reduced: i64) -> Entering {
+        Entering {
+            link: Link::Way {
+                source: row as u32,
+                engine,
+            },
+            tail: row as u32,
+            head: self.engine_node(engine),
+            forward: true,
+            limit: UNBOUNDED,
+            flow: 0,
+            width: UNBOUNDED,
+            reduced,
+        }
+    }
+
+    /// What a unit pays by the cheapest unbounded way, and to which engine. The loop that the
+    /// time of pricing goes to.
+    fn cheapest_way(&self, row: usize) -> (i64, u32) {
+        let of_engine = self.engine_prices();
+        let (mut cheapest, mut engine) = (i64::MAX, 0);
+        for (cost, &e) in self.instance.sources[row]
+            .costs
+            .iter()
+            .zip(self.instance.ways(row))
+        {
             let total = cost + of_engine[e as usize];
             if total < cheapest {
                 (cheapest, engine) = (total, e);
             }
         }
-        if cheapest < own - least {
-            best = Some(Entering {
-                link: Link::Way { source: row as u32, engine },
-                tail: row as u32,
-                head: self.engine_node(engine),
-                forward: true,
-                limit: UNBOUNDED,
-                flow: 0,
-                width: UNBOUNDED,
-                reduced: cheapest - own,
-            });
-        }
-        best
+        (cheapest, engine)
     }
 
     /// A ladder outside the tree stands between two rungs: the next may fill, the last may empty.
@@ -269,20 +341,23 @@ impl<'a> Simplex<'a> {
         let (node, parent) = if on_from_side { (from, to) } else { (to, from) };
         let up = node == entering.tail;
         let flow = entering.flow + if entering.forward { amount } else { -amount };
-        let hold = Hold { link: entering.link, up, flow, width: entering.width };
-        let shift = if up { entering.reduced } else { -entering.reduced };
+        let hold = Hold {
+            link: entering.link,
+            up,
+            flow,
+            width: entering.width,
+        };
+        let shift = if up {
+            entering.reduced
+        } else {
+            -entering.reduced
+        };
         self.tree.rehang(cut, node, parent, hold, shift, meet);
     }
 
     /// How much fits round the cycle, and the node above which it is cut: of those that block the
     /// last on the way from where the paths meet.
-    fn blocking(
-        &self,
-        limit: i64,
-        from: u32,
-        to: u32,
-        meet: u32,
-    ) -> (i64, Option<(u32, bool)>) {
+    fn blocking(&self, limit: i64, from: u32, to: u32, meet: u32) -> (i64, Option<(u32, bool)>) {
         let (mut amount, mut cut) = (limit, None);
         let mut u = from;
         while u != meet {
@@ -383,7 +458,11 @@ pub(super) fn rung_of(
     let sources = instance.sources.len();
     if node < sources {
         let shed = &instance.sources[node].shed;
-        let width = if rung + 1 == shed.len() { UNBOUNDED } else { shed.get(rung)?.width };
+        let width = if rung + 1 == shed.len() {
+            UNBOUNDED
+        } else {
+            shed.get(rung)?.width
+        };
         return Some((width, shed[rung].cost));
     }
     let rungs = &instance.engines[node - sources];
@@ -394,7 +473,11 @@ pub(super) fn rung_of(
 }
 
 fn room(width: i64, flow: i64) -> i64 {
-    if width >= UNBOUNDED { UNBOUNDED } else { width - flow }
+    if width >= UNBOUNDED {
+        UNBOUNDED
+    } else {
+        width - flow
+    }
 }
 
 /// A step near the golden section that visits every row: sources of one frontend and engines mix.
@@ -409,4 +492,3 @@ fn stride(rows: usize) -> usize {
 fn common_divisor(a: usize, b: usize) -> usize {
     if b == 0 { a } else { common_divisor(b, a % b) }
 }
-

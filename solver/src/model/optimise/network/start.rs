@@ -80,11 +80,16 @@ impl<'a> Start<'a> {
     /// Fills a source's way to an engine, its parts first.
     fn way(&mut self, s: usize, engine: u32, amount: i64) {
         let source = &self.instance.sources[s];
-        let place = self.instance.place(s, engine).expect("flows run along ways");
+        let place = self
+            .instance
+            .place(s, engine)
+            .expect("flows run along ways");
         let (tail, head) = (s as u32, self.instance.sources.len() as u32 + engine);
         let mut left = amount;
         let from = source.parts.partition_point(|p| (p.place as usize) < place);
-        let own = source.parts[from..].iter().take_while(|p| p.place as usize == place);
+        let own = source.parts[from..]
+            .iter()
+            .take_while(|p| p.place as usize == place);
         for (index, part) in (self.first_part[s] + from as u32..).zip(own) {
             let (cost, width) = (part.cost, part.width);
             let flow = left.min(width);
@@ -92,13 +97,30 @@ impl<'a> Start<'a> {
             if flow == width {
                 self.states[index as usize] = State::Full;
             } else if flow > 0 {
-                self.inner.push(Edge { link: Link::Part(index), tail, head, cost, flow, width });
+                self.inner.push(Edge {
+                    link: Link::Part(index),
+                    tail,
+                    head,
+                    cost,
+                    flow,
+                    width,
+                });
             }
         }
         if left > 0 {
-            let link = Link::Way { source: tail, engine };
+            let link = Link::Way {
+                source: tail,
+                engine,
+            };
             let cost = source.costs[place];
-            self.inner.push(Edge { link, tail, head, cost, flow: left, width: UNBOUNDED });
+            self.inner.push(Edge {
+                link,
+                tail,
+                head,
+                cost,
+                flow: left,
+                width: UNBOUNDED,
+            });
         }
     }
 
@@ -126,7 +148,14 @@ impl<'a> Start<'a> {
 
     fn ladder_edge(&self, node: usize, cost: i64, flow: i64, width: i64) -> Edge {
         let (tail, head) = (node as u32, self.nodes as u32 - 1);
-        Edge { link: Link::Ladder(tail), tail, head, cost, flow, width }
+        Edge {
+            link: Link::Ladder(tail),
+            tail,
+            head,
+            cost,
+            flow,
+            width,
+        }
     }
 
     /// Makes one tree of everything.
@@ -178,8 +207,9 @@ impl<'a> Start<'a> {
                 continue;
             }
             let by = |&v: &usize| {
-                let (width, cost) =
-                    self.rung(v, self.rungs[v]).expect("the last rung has no bound");
+                let (width, cost) = self
+                    .rung(v, self.rungs[v])
+                    .expect("the last rung has no bound");
                 (cost - prices[v], v, cost, width)
             };
             let (offset, v, cost, width) =
@@ -188,7 +218,10 @@ impl<'a> Start<'a> {
             hung.push(self.ladder_edge(v, cost, 0, width));
         }
         for edge in hung {
-            assert!(self.sets.join(edge.tail, edge.head), "groups are apart from the root");
+            assert!(
+                self.sets.join(edge.tail, edge.head),
+                "groups are apart from the root"
+            );
             self.edges.push(edge);
         }
         prices
@@ -209,11 +242,27 @@ impl<'a> Start<'a> {
                 let total = cost + prices[head as usize];
                 if total < least {
                     least = total;
-                    let (link, tail) = (Link::Way { source: s as u32, engine }, s as u32);
-                    edge = Edge { link, tail, head, cost, flow: 0, width: UNBOUNDED };
+                    let (link, tail) = (
+                        Link::Way {
+                            source: s as u32,
+                            engine,
+                        },
+                        s as u32,
+                    );
+                    edge = Edge {
+                        link,
+                        tail,
+                        head,
+                        cost,
+                        flow: 0,
+                        width: UNBOUNDED,
+                    };
                 }
             }
-            assert!(self.sets.join(edge.tail, edge.head), "a lone source is apart");
+            assert!(
+                self.sets.join(edge.tail, edge.head),
+                "a lone source is apart"
+            );
             self.edges.push(edge);
         }
     }
@@ -239,4 +288,3 @@ impl Sets {
         u != v
     }
 }
-

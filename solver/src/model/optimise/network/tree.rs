@@ -66,12 +66,20 @@ pub(super) struct Tree {
 impl Hold {
     /// How much more can flow from the node to its parent.
     pub(super) fn room_up(&self) -> i64 {
-        if self.up { self.width - self.flow } else { self.flow }
+        if self.up {
+            self.width - self.flow
+        } else {
+            self.flow
+        }
     }
 
     /// How much more can flow from the parent to the node.
     pub(super) fn room_down(&self) -> i64 {
-        if self.up { self.flow } else { self.width - self.flow }
+        if self.up {
+            self.flow
+        } else {
+            self.width - self.flow
+        }
     }
 
     /// Lets more flow from the node to its parent; less, where negative.
@@ -84,8 +92,17 @@ impl Tree {
     /// Hangs every node below the root by edges that span the graph.
     pub(super) fn span(nodes: usize, edges: &[Edge]) -> Self {
         let root = nodes - 1;
-        assert_eq!(edges.len(), root, "a spanning tree has one arc less than nodes");
-        let none = Hold { link: Link::Ladder(NONE), up: true, flow: 0, width: 0 };
+        assert_eq!(
+            edges.len(),
+            root,
+            "a spanning tree has one arc less than nodes"
+        );
+        let none = Hold {
+            link: Link::Ladder(NONE),
+            up: true,
+            flow: 0,
+            width: 0,
+        };
         let mut tree = Self {
             root: root as u32,
             parent: vec![NONE; nodes],
@@ -108,9 +125,17 @@ impl Tree {
                 if v == tree.parent[u as usize] && tree.hold[u as usize].link == edge.link {
                     continue;
                 }
-                assert!(v != tree.root && tree.parent[v as usize] == NONE, "arcs close a cycle");
+                assert!(
+                    v != tree.root && tree.parent[v as usize] == NONE,
+                    "arcs close a cycle"
+                );
                 let up = edge.tail == v;
-                let hold = Hold { link: edge.link, up, flow: edge.flow, width: edge.width };
+                let hold = Hold {
+                    link: edge.link,
+                    up,
+                    flow: edge.flow,
+                    width: edge.width,
+                };
                 tree.hold[v as usize] = hold;
                 tree.attach(v, u);
                 let step = if up { edge.cost } else { -edge.cost };
@@ -173,7 +198,10 @@ impl Tree {
                 break;
             }
             below = size;
-            new_hold = Hold { up: !old_hold.up, ..old_hold };
+            new_hold = Hold {
+                up: !old_hold.up,
+                ..old_hold
+            };
             new_parent = u;
             u = old_parent;
         }
