@@ -1,6 +1,8 @@
 //! The story of one request, phase by phase.
 //!
-//!     admit -> read body -> classify -> key -> (choose -> attempt)* -> deliver -> account
+//! ```text
+//! admit -> read body -> classify -> key -> (choose -> attempt)* -> deliver -> account
+//! ```
 //!
 //! Every phase ends in the next one or in an [`Error`], and every error becomes one answer (see
 //! `refuse`). Whatever happens, the request leaves one line in every account: in flight, by class
