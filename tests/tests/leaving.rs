@@ -31,7 +31,7 @@ both_drivers!(
 );
 
 /// Idle engine connections go soon, so that a count of sockets comes to rest.
-const SOON_IDLE: &str = "[timeouts]\nengine_idle_ms = 300\nconnect_ms = 200\n";
+const SOON_IDLE: &str = "[timeouts]\nengine_idle_ms = 300\n";
 
 fn a_thousand_abandoned_streams_free_everything(driver: Driver) {
     const STREAMS: usize = 1_000;

@@ -81,7 +81,7 @@ fn j01_sigterm_lets_streams_finish(driver: Driver) {
 fn j01_predrain_keeps_serving_while_balancers_notice(driver: Driver) {
     let engine = Engine::named("E");
     let draft = Draft::single(engine.address());
-    let mut proxy = Proxy::configured(driver, &draft, "predrain_s = 3\n");
+    let mut proxy = Proxy::configured(driver, &draft, "predrain_s = 6\n");
     let mut kept = proxy.connect();
     kept.send(chat(false));
     assert_eq!(kept.response().header("connection"), None);
