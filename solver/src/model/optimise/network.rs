@@ -15,12 +15,14 @@
 //! | `refill` | a basis brought to new numbers |
 //! | `start` | the first tree |
 //! | `tree` | the spanning tree and its prices |
-//! | `simplex` | which arc enters and which leaves |
+//! | `simplex` | pivots: which arc leaves, until none would gain |
+//! | `entering` | which arc of a row would gain most |
 //! | `check` | proof that an answer is optimal, and how far one is at most from it |
 //! | `prices` | what one unit more or less is worth, at kinks from both sides |
 
 mod basis;
 mod check;
+mod entering;
 mod instance;
 mod prices;
 mod refill;

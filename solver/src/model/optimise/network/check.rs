@@ -42,19 +42,19 @@ pub fn check_optimal(instance: &Instance, solved: &Solved) -> Result<(), Violati
     for (s, source) in instance.sources.iter().enumerate() {
         let at = |what: &str| format!("source {s}, {what}");
         slack(
-            &at("shed"),
+            || at("shed"),
             margins(shed_rungs(source), solved.shed[s]),
             of_source[s],
         )?;
         for (place, &engine) in instance.ways(s).iter().enumerate() {
             let used = margins(way_rungs(source, place), flows[s][place]);
             let worth = of_source[s] - of_engine[engine as usize];
-            slack(&at(&format!("engine {engine}")), used, worth)?;
+            slack(|| at(&format!("engine {engine}")), used, worth)?;
         }
     }
     for (e, rungs) in instance.engines.iter().enumerate() {
         let used = margins(rungs.iter().copied(), solved.load[e]);
-        slack(&format!("engine {e}"), used, of_engine[e])?;
+        slack(|| format!("engine {e}"), used, of_engine[e])?;
     }
     Ok(())
 }
@@ -156,17 +156,21 @@ fn cost(instance: &Instance, solved: &Solved, flows: &[Vec<i64>]) -> i128 {
 }
 
 /// The next unit costs no less, and the last one no more, than what it is worth.
-fn slack(at: &str, used: (Option<i64>, Option<i64>), worth: i64) -> Result<(), Violation> {
+fn slack(
+    at: impl Fn() -> String,
+    used: (Option<i64>, Option<i64>),
+    worth: i64,
+) -> Result<(), Violation> {
     let (next, last) = used;
     if next.is_some_and(|cost| cost < worth) {
         return Err(broken(
-            at,
+            &at(),
             &format!("a unit more gains: {next:?} against {worth}"),
         ));
     }
     if last.is_some_and(|cost| cost > worth) {
         return Err(broken(
-            at,
+            &at(),
             &format!("a unit less gains: {last:?} against {worth}"),
         ));
     }

@@ -1,4 +1,4 @@
-//! The primal simplex on the tree: which arc enters, which leaves, until none would gain.
+//! The primal simplex on the tree: arcs enter and leave until none would gain.
 //!
 //! The ways between sources and engines are never stored: a way outside the tree carries nothing
 //! but its full parts, so one loop over a row of costs prices all of a source's. Rows are priced
@@ -6,6 +6,7 @@
 //! seen from where its paths meet leaves, so from a tree in which every node can send more to the
 //! root (a *strongly feasible* one) the method always ends.
 
+use super::entering::Entering;
 use super::instance::{Instance, UNBOUNDED};
 use super::tree::{Edge, Hold, Link, Tree};
 
@@ -21,23 +22,6 @@ pub(super) enum State {
     Basic,
     /// Outside the tree, full.
     Full,
-}
-
-/// An arc that may enter.
-#[derive(Clone, Copy, Debug)]
-struct Entering {
-    link: Link,
-    tail: u32,
-    head: u32,
-    /// Whether its flow grows.
-    forward: bool,
-    /// Most that it can change by.
-    limit: i64,
-    /// What it carries now.
-    flow: i64,
-    width: i64,
-    /// Cost of one unit along the arc and back by the tree.
-    reduced: i64,
 }
 
 /// The method's state.
@@ -116,7 +100,7 @@ impl<'a> Simplex<'a> {
                 let row = self.at;
                 let idle = self.is_idle_leaf(row);
                 if idle {
-                    self.tree.price[row] = self.cheapest_way(row).0;
+                    self.tree.price[row] = self.cheapest_price(row);
                 }
                 let least = best.map_or(0, |b| b.gain());
                 best = self.price_row(row, least, !idle).or(best);
@@ -178,131 +162,19 @@ impl<'a> Simplex<'a> {
         if !self.is_idle_leaf(row) {
             return;
         }
-        let (price, engine) = self.cheapest_way(row);
+        let price = self.tree.price[row];
         debug_assert_eq!(
-            price, self.tree.price[row],
+            price,
+            self.cheapest_price(row),
             "priced with the tree that stands"
         );
+        let engine = self.engine_at(row, price);
         let Link::Way { engine: now, .. } = self.tree.hold[row].link else {
             return;
         };
         if now != engine {
             self.pivot(&self.entering_way(row, engine, 0));
         }
-    }
-
-    /// The arc of a row that gains most, if more than `least`.
-    fn price_row(&self, row: usize, least: i64, ways: bool) -> Option<Entering> {
-        let best = self.price_ladder(row, least);
-        if row >= self.instance.sources.len() {
-            return best;
-        }
-        let best = self
-            .price_parts(row, best.map_or(least, |b| b.gain()))
-            .or(best);
-        if !ways {
-            return best;
-        }
-        self.price_ways(row, best.map_or(least, |b| b.gain()))
-            .or(best)
-    }
-
-    fn price_parts(&self, row: usize, least: i64) -> Option<Entering> {
-        let source = &self.instance.sources[row];
-        let ways = self.instance.ways(row);
-        let own = self.tree.price[row];
-        let (mut best, mut least) = (None, least);
-        for (part, index) in source.parts.iter().zip(self.first_part[row]..) {
-            let head = self.engine_node(ways[part.place as usize]);
-            let reduced = part.cost + self.tree.price[head as usize] - own;
-            let (forward, gain) = match self.states[index as usize] {
-                State::Basic => continue,
-                State::Empty => (true, -reduced),
-                State::Full => (false, reduced),
-            };
-            if gain > least {
-                least = gain;
-                best = Some(Entering {
-                    link: Link::Part(index),
-                    tail: row as u32,
-                    head,
-                    forward,
-                    limit: part.width,
-                    flow: if forward { 0 } else { part.width },
-                    width: part.width,
-                    reduced,
-                });
-            }
-        }
-        best
-    }
-
-    fn price_ways(&self, row: usize, least: i64) -> Option<Entering> {
-        let (price, engine) = self.cheapest_way(row);
-        let reduced = price.saturating_sub(self.tree.price[row]);
-        (reduced < -least).then(|| self.entering_way(row, engine, reduced))
-    }
-
-    fn entering_way(&self, row: usize, engine: u32, reduced: i64) -> Entering {
-        Entering {
-            link: Link::Way {
-                source: row as u32,
-                engine,
-            },
-            tail: row as u32,
-            head: self.engine_node(engine),
-            forward: true,
-            limit: UNBOUNDED,
-            flow: 0,
-            width: UNBOUNDED,
-            reduced,
-        }
-    }
-
-    /// What a unit pays by the cheapest unbounded way, and to which engine. The loop that the
-    /// time of pricing goes to.
-    fn cheapest_way(&self, row: usize) -> (i64, u32) {
-        let of_engine = self.engine_prices();
-        let (mut cheapest, mut engine) = (i64::MAX, 0);
-        for (cost, &e) in self.instance.sources[row]
-            .costs
-            .iter()
-            .zip(self.instance.ways(row))
-        {
-            let total = cost + of_engine[e as usize];
-            if total < cheapest {
-                (cheapest, engine) = (total, e);
-            }
-        }
-        (cheapest, engine)
-    }
-
-    /// A ladder outside the tree stands between two rungs: the next may fill, the last may empty.
-    fn price_ladder(&self, row: usize, least: i64) -> Option<Entering> {
-        if self.on_ladder[row] {
-            return None;
-        }
-        let reached = self.rungs[row] as usize;
-        let lift = self.tree.price[self.root()] - self.tree.price[row];
-        let enter = |forward: bool, width: i64, reduced: i64| Entering {
-            link: Link::Ladder(row as u32),
-            tail: row as u32,
-            head: self.root() as u32,
-            forward,
-            limit: width,
-            flow: if forward { 0 } else { width },
-            width,
-            reduced,
-        };
-        if let Some((width, cost)) = self.rung(row, reached) {
-            let reduced = cost + lift;
-            if -reduced > least {
-                return Some(enter(true, width, reduced));
-            }
-        }
-        let (width, cost) = self.rung(row, reached.checked_sub(1)?)?;
-        let reduced = cost + lift;
-        (reduced > least).then(|| enter(false, width, reduced))
     }
 
     /// Width and cost of a rung; the last of every ladder has no bound.
@@ -415,21 +287,6 @@ impl<'a> Simplex<'a> {
 
     pub(super) fn root(&self) -> usize {
         self.instance.sources.len() + self.instance.engines.len()
-    }
-
-    fn engine_node(&self, engine: u32) -> u32 {
-        self.instance.sources.len() as u32 + engine
-    }
-
-    fn engine_prices(&self) -> &[i64] {
-        &self.tree.price[self.instance.sources.len()..]
-    }
-}
-
-impl Entering {
-    /// What one unit round its cycle saves.
-    fn gain(&self) -> i64 {
-        self.reduced.abs()
     }
 }
 

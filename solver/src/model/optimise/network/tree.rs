@@ -206,7 +206,9 @@ impl Tree {
             u = old_parent;
         }
         if shift == 0 {
-        } else if 2 * moved as usize <= self.parent.len() {
+            return;
+        }
+        if 2 * moved as usize <= self.parent.len() {
             self.shift(node, NONE, shift);
         } else {
             self.shift(self.root, node, -shift);
