@@ -11,4 +11,5 @@ pub mod json;
 pub mod orca;
 pub mod request_head;
 pub mod response_head;
+mod small_json;
 pub mod sse;

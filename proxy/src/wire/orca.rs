@@ -8,6 +8,7 @@ use sonic_rs::{JsonContainerTrait, JsonValueTrait};
 
 use crate::wire::field::{Meaning, tokens, trim};
 use crate::wire::response_head::ResponseHead;
+use crate::wire::small_json;
 
 /// What one load report said; absent is not zero.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -68,7 +69,7 @@ impl LoadReport {
     }
 
     fn read_json(&mut self, json: &[u8]) {
-        let Ok(value) = sonic_rs::from_slice::<sonic_rs::Value>(json) else {
+        let Some(value) = small_json::parse(json) else {
             return;
         };
         for object in [value.as_object(), value["named_metrics"].as_object()]

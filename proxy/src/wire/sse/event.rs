@@ -10,6 +10,7 @@ use memchr::memchr_iter;
 use sonic_rs::JsonValueTrait;
 
 use super::{Event, StreamError, Usage};
+use crate::wire::small_json;
 
 /// Reads an event's data; `named_error`: the event's name said `error`.
 pub(super) fn read_event(data: &[u8], named_error: bool) -> Event {
@@ -194,7 +195,7 @@ fn number(value: &[u8]) -> Option<u64> {
 
 /// The code of an error event, in the shapes engines use. Errors are rare: here a value is built.
 fn error_code(data: &[u8]) -> Option<u16> {
-    let value = sonic_rs::from_slice::<sonic_rs::Value>(data).ok()?;
+    let value = small_json::parse(data)?;
     let error = &value["error"];
     let nested = &value["response"]["error"];
     [
