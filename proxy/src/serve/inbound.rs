@@ -10,6 +10,7 @@ use std::io;
 use std::pin::Pin;
 use std::rc::Rc;
 use std::task::{Context, Poll, ready};
+use std::time::Duration;
 
 use super::input::Input;
 use super::sys::{Socket, is_transient};
@@ -22,7 +23,12 @@ pub(crate) struct Inbound {
     end: Option<End>,
     /// Heads among the bytes read ahead of their use.
     heads_ahead: usize,
+    /// The time to the next look at a client that is not read.
+    look: Option<Pin<Box<dyn Future<Output = ()>>>>,
 }
+
+/// Time between two looks at a client that is not read.
+const LOOK: Duration = Duration::from_millis(100);
 
 /// How much may be read ahead while an answer is under way.
 #[derive(Clone, Copy, Debug)]
@@ -63,6 +69,7 @@ impl Inbound {
             wait: None,
             end: None,
             heads_ahead: 0,
+            look: None,
         }
     }
 
@@ -99,8 +106,7 @@ impl Inbound {
     }
 
     /// Resolves when the client left; until then takes what it sends, up to `most`. Beyond that it
-    /// is not read, so its leaving shows only when it is written to. With `half_close` a FIN alone
-    /// is not leaving.
+    /// is not read, but looked at now and then. With `half_close` a FIN alone is not leaving.
     pub(crate) fn poll_gone(
         &mut self,
         most: ReadAhead,
@@ -109,16 +115,31 @@ impl Inbound {
     ) -> Poll<()> {
         loop {
             if self.heads_ahead >= most.requests {
-                return Poll::Pending;
+                return self.poll_unread(half_close, context);
             }
             match ready!(self.poll_fill(most.bytes, context)) {
                 Filled::More => {
                     let heads = memchr::memmem::find_iter(self.input.filled(), b"\r\n\r\n");
                     self.heads_ahead = heads.count();
                 }
-                Filled::Full => return Poll::Pending,
-                Filled::Ended(End::Finished) if half_close => return Poll::Pending,
+                Filled::Full => return self.poll_unread(half_close, context),
+                Filled::Ended(End::Finished) if half_close => {
+                    return self.poll_unread(half_close, context);
+                }
                 Filled::Ended(_) => return Poll::Ready(()),
+            }
+        }
+    }
+
+    /// Resolves when a client that is not read left. Its socket stays readable, so waiting for that
+    /// would spin.
+    fn poll_unread(&mut self, half_close: bool, context: &mut Context<'_>) -> Poll<()> {
+        loop {
+            let wait = || Box::pin(monoio::time::sleep(LOOK)) as Pin<Box<dyn Future<Output = ()>>>;
+            ready!(self.look.get_or_insert_with(wait).as_mut().poll(context));
+            self.look = None;
+            if self.socket.has_left(half_close) {
+                return Poll::Ready(());
             }
         }
     }
@@ -215,7 +236,6 @@ mod tests {
             let watch = monoio::time::timeout(Duration::from_millis(50), watch);
             assert!(watch.await.is_err(), "the client is still there");
             peer.write_all(b"C\r\n\r\n").unwrap();
-            drop(peer);
             let watch = poll_fn(|context| inbound.poll_gone(AHEAD, false, context));
             let watch = monoio::time::timeout(Duration::from_millis(50), watch);
             assert!(watch.await.is_err(), "two requests wait: no more is read");
@@ -225,9 +245,34 @@ mod tests {
             let watch = monoio::time::timeout(Duration::from_millis(50), watch);
             assert!(watch.await.is_err(), "two wait again");
             assert_eq!(inbound.filled(), b"B\r\n\r\nC\r\n\r\n");
-            inbound.consume(5);
-            assert!(gone(&mut inbound, false).await);
-            assert_eq!(inbound.filled(), b"C\r\n\r\n");
+            drop(peer);
+            let left = poll_fn(|context| inbound.poll_gone(AHEAD, false, context));
+            left.await;
+            assert_eq!(
+                inbound.filled(),
+                b"B\r\n\r\nC\r\n\r\n",
+                "seen without reading"
+            );
+        });
+    }
+
+    #[test]
+    fn a_reset_is_seen_behind_an_end_and_behind_what_is_not_read() {
+        on_both_drivers(|| async {
+            for most in [AHEAD, ReadAhead { bytes: 4, ..AHEAD }] {
+                let (socket, mut peer) = pair().await;
+                let mut inbound = Inbound::new(Rc::new(socket));
+                peer.write_all(b"much ahead").unwrap();
+                peer.shutdown(std::net::Shutdown::Write).unwrap();
+                let watch = poll_fn(|context| inbound.poll_gone(most, true, context));
+                let watch = monoio::time::timeout(LOOK * 2, watch);
+                assert!(watch.await.is_err(), "it only ended its sending side");
+                socket2::SockRef::from(&peer)
+                    .set_linger(Some(Duration::ZERO))
+                    .unwrap();
+                drop(peer);
+                poll_fn(|context| inbound.poll_gone(most, true, context)).await;
+            }
         });
     }
 

@@ -103,6 +103,19 @@ impl Socket {
         self.receive(into, 0)
     }
 
+    /// Whether the peer left, whatever waits to be read before its end. With `half_close` an end of
+    /// its sending side alone is not leaving.
+    pub(crate) fn has_left(&self, half_close: bool) -> bool {
+        let mut entry = libc::pollfd {
+            fd: self.stream().as_raw_fd(),
+            events: if half_close { 0 } else { libc::POLLRDHUP },
+            revents: 0,
+        };
+        // SAFETY: one valid entry for the whole call, which does not wait and keeps no pointer.
+        let ready = unsafe { libc::poll(&raw mut entry, 1, 0) };
+        ready > 0 && entry.revents & (libc::POLLRDHUP | libc::POLLHUP | libc::POLLERR) != 0
+    }
+
     /// Makes the close that follows a reset, so that the peer cannot take it for a clean end.
     pub(crate) fn reset_on_close(&self) {
         // A socket that refuses the option is already closed or reset.
