@@ -18,6 +18,9 @@ use crate::error::Error;
 use crate::wire::head::{HeadError, HeadSearch};
 use crate::wire::request_head::RequestHead;
 
+/// Memory of the last head that an idle connection keeps.
+const KEPT_HEAD: usize = 4 * 1024;
+
 /// What waiting for a request came to.
 enum Next {
     /// A request whose head is in the buffer.
@@ -66,6 +69,10 @@ async fn next_request(shard: &Shard, client: &mut Client, bytes: &mut Vec<u8>) -
             return Next::Quiet;
         }
         client.inbound.shrink();
+        // A long head's memory is not an idle connection's.
+        if bytes.capacity() > KEPT_HEAD {
+            *bytes = Vec::new();
+        }
         client
             .alarm
             .set(monotonic_ns() + timeouts.keepalive_ms * 1_000_000);
