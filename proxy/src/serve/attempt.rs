@@ -46,6 +46,8 @@ pub(crate) enum NotOpened {
     Failed(AttemptEnd, Connection),
     /// This shard may open no further connection to the engine.
     Full,
+    /// The request's body was let go, so there is nothing to send.
+    LetGo,
     /// The client left, or the shard stopped.
     Interrupted(Interrupt),
 }
@@ -90,17 +92,12 @@ impl Attempt {
         let shard = &self.shard;
         let mut pooled = shard.pools.take(&self.engine, monotonic_ns());
         loop {
-            let Some(request) = outgoing() else {
-                // Let go after a pooled connection had it, so the replay cannot be made.
-                return Err(NotOpened::Failed(
-                    AttemptEnd::ResetBeforeByte,
-                    Connection::Reused,
-                ));
-            };
             let conn = match pooled.take() {
                 Some(conn) => conn,
                 None => self.connect(client).await?,
             };
+            // After the connect, during which a body that another engine had may be let go.
+            let request = outgoing().ok_or(NotOpened::LetGo)?;
             let connection = match conn.reused {
                 true => Connection::Reused,
                 false => Connection::Fresh,
@@ -126,7 +123,10 @@ impl Attempt {
                     self.measure(|cell| upload_us.into_iter().for_each(|us| cell.upload_us(us)));
                     return Ok(Opened { conn, answer });
                 }
-                Err(NoAnswer::Interrupted(Interrupt::Due)) => AttemptEnd::FirstByteTimeout,
+                Err(NoAnswer::Interrupted(Interrupt::Due)) => match client.total_is_over() {
+                    true => AttemptEnd::Ours,
+                    false => AttemptEnd::FirstByteTimeout,
+                },
                 Err(NoAnswer::Interrupted(interrupt)) => {
                     conn.socket.shutdown();
                     return Err(NotOpened::Interrupted(interrupt));
@@ -171,6 +171,10 @@ impl Attempt {
                     return Err(NotOpened::Failed(AttemptEnd::Ours, Connection::Fresh));
                 }
                 Ok(Err(_)) => end = AttemptEnd::ConnectRefused,
+                // The request's own time is over, which says nothing about the engine.
+                Err(Interrupt::Due) if client.total_is_over() => {
+                    return Err(NotOpened::Failed(AttemptEnd::Ours, Connection::Fresh));
+                }
                 Err(Interrupt::Due) => end = AttemptEnd::ConnectTimeout,
                 Err(interrupt) => return Err(NotOpened::Interrupted(interrupt)),
             }

@@ -1,8 +1,8 @@
 //! A request's body, kept in pieces until the cut-off so that another engine can still have it.
 //!
 //! Pieces are counted against the shard's budget from the moment their memory is taken to the
-//! moment the body is dropped. A piece goes to an engine's socket by reference; only small bodies
-//! are copied, beside the head, so that both leave in one write.
+//! cut-off, or to the request's end where that comes first. A piece goes to an engine's socket by
+//! reference; only small bodies are copied, beside the head, so that both leave in one write.
 //!
 //! Memory that only serves a second try is worth less than a new request: past half of the budget
 //! the largest bodies that were already sent whole are let go. Their requests run on, and can no
@@ -82,6 +82,12 @@ impl Budget {
         self.used.set(self.used.get() - hold.reserved.take());
     }
 
+    fn let_go(&self, hold: &Hold) {
+        hold.state.set(State::LetGo);
+        hold.pieces.borrow_mut().clear();
+        self.release(hold);
+    }
+
     /// Lets the largest sent body go; false when there is none.
     fn let_go_of_largest(&self) -> bool {
         let mut holds = self.holds.borrow_mut();
@@ -91,9 +97,7 @@ impl Budget {
         let Some(largest) = sent.max_by_key(|hold| hold.reserved.get()) else {
             return false;
         };
-        largest.state.set(State::LetGo);
-        largest.pieces.borrow_mut().clear();
-        self.release(&largest);
+        self.let_go(&largest);
         true
     }
 }
@@ -174,6 +178,11 @@ impl Body {
     /// An engine has it whole.
     pub(crate) fn end_send(&self) {
         self.hold.state.set(State::Sent);
+    }
+
+    /// It is not needed any more: the client has seen a byte of an answer.
+    pub(crate) fn let_go(&self) {
+        self.budget.let_go(&self.hold);
     }
 
     fn start_piece(&mut self, expected: usize) -> Result<(), Error> {

@@ -15,6 +15,7 @@ use monoio::buf::IoBuf;
 use super::alarm::{Alarm, Alarms, Ring};
 use super::inbound::{Filled, Inbound, ReadAhead};
 use super::sys::Socket;
+use crate::clock::monotonic_ns;
 
 /// One client connection.
 pub(crate) struct Client {
@@ -63,6 +64,11 @@ impl Client {
     /// Sets the present phase's deadline; the whole request's may come first.
     pub(crate) fn set_deadline(&self, due_ns: u64) {
         self.alarm.set(due_ns.min(self.total_due_ns));
+    }
+
+    /// Whether the time of the whole request is over.
+    pub(crate) fn total_is_over(&self) -> bool {
+        monotonic_ns() >= self.total_due_ns
     }
 
     /// Does `work` unless something interrupts it. Interrupted work is dropped. A deadline that has

@@ -130,9 +130,12 @@ fn parse_final(
 }
 
 async fn send(socket: &Socket, request: Outgoing<'_>) -> io::Result<()> {
-    socket.write_all(request.head).await.0?;
+    // Before the first await: from here on the body stays whole.
     if let Some(body) = request.body {
         body.begin_send();
+    }
+    socket.write_all(request.head).await.0?;
+    if let Some(body) = request.body {
         let mut index = 0;
         while let Some(piece) = body.piece(index) {
             socket.write_all(piece).await.0?;
@@ -143,12 +146,13 @@ async fn send(socket: &Socket, request: Outgoing<'_>) -> io::Result<()> {
     Ok(())
 }
 
-/// Reads behind what `bytes` holds.
+/// Reads behind what `bytes` holds, never more than [`READ_BYTES`]: a buffer that grew by what was
+/// put around the last piece would take a larger piece next time, and grow again.
 pub(crate) async fn read_more(socket: &Socket, mut bytes: Vec<u8>) -> (io::Result<usize>, Vec<u8>) {
     let length = bytes.len();
     bytes.reserve(READ_BYTES.saturating_sub(length).max(1));
-    let capacity = bytes.capacity();
-    let (result, slice) = socket.read(SliceMut::new(bytes, length, capacity)).await;
+    let end = bytes.capacity().min(length + READ_BYTES);
+    let (result, slice) = socket.read(SliceMut::new(bytes, length, end)).await;
     (result, slice.into_inner())
 }
 

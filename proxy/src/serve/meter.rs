@@ -13,6 +13,9 @@ pub(crate) struct Meter {
     source: Source,
     sent_ns: u64,
     first_byte_ns: Option<u64>,
+    /// Of a stream: the first event that is no error.
+    first_event_ns: Option<u64>,
+    first_token_ns: Option<u64>,
     last_token_ns: Option<u64>,
     deltas: u64,
     gap_count: u64,
@@ -61,6 +64,8 @@ impl Meter {
             source,
             sent_ns,
             first_byte_ns: None,
+            first_event_ns: None,
+            first_token_ns: None,
             last_token_ns: None,
             deltas: 0,
             gap_count: 0,
@@ -83,7 +88,11 @@ impl Meter {
                 }
             }
             Source::Events(sniffer) => sniffer.feed(bytes, |event, _| {
+                if event.error.is_none() {
+                    self.first_event_ns.get_or_insert(now_ns);
+                }
                 if event.has_delta {
+                    self.first_token_ns.get_or_insert(now_ns);
                     if let Some(last_ns) = self.last_token_ns.replace(now_ns) {
                         let gap_us = now_ns.saturating_sub(last_ns) / 1_000;
                         self.gap_count += 1;
@@ -102,9 +111,23 @@ impl Meter {
         }
     }
 
-    /// Engine time to the first body byte, microseconds.
+    /// Whether a byte of the body has arrived.
+    pub(crate) fn has_begun(&self) -> bool {
+        self.first_byte_ns.is_some()
+    }
+
+    /// Engine time to the first token, microseconds. A stream's first event stands for it where no
+    /// event brings text that is understood; comments and errors never do. In an answer that is no
+    /// stream all tokens come at once, with the first byte.
     pub(crate) fn ttft_us(&self) -> Option<u64> {
-        Some(self.first_byte_ns?.saturating_sub(self.sent_ns) / 1_000)
+        let first_ns = match &self.source {
+            Source::Events(sniffer) if sniffer.is_off() => {
+                self.first_token_ns.or(self.first_byte_ns)
+            }
+            Source::Events(_) => self.first_token_ns.or(self.first_event_ns),
+            Source::Json(_) | Source::None => self.first_byte_ns,
+        };
+        Some(first_ns?.saturating_sub(self.sent_ns) / 1_000)
     }
 
     /// Sum of the gaps between tokens in microseconds, and how many there were.

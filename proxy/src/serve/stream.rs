@@ -5,6 +5,7 @@
 //! read buffer serves the whole stream: nothing is allocated for a token. While the client is slow
 //! the engine is not read, so it feels the client's pace.
 
+use super::body::Body;
 use super::client::{Client, Interrupt};
 use super::exchange::{Answer, read_more};
 use super::meter::Meter;
@@ -53,10 +54,12 @@ pub(crate) struct Stream<'a> {
     pub(crate) on_gap_us: &'a dyn Fn(u64),
     /// Deadlines.
     pub(crate) patience: Patience,
-    /// When the first body byte was written to the client.
+    /// When the first token was written to the client.
     pub(crate) first_write_ns: Option<u64>,
-    /// Whether any byte of the answer was written to the client.
+    /// Whether any byte of the answer went to the client.
     pub(crate) seen: bool,
+    /// The request's body, kept until then for another engine.
+    pub(crate) body: &'a Body,
     /// Whether the client can see the answer's end only by the close of its connection.
     pub(crate) ends_by_close: bool,
 }
@@ -119,7 +122,7 @@ impl Stream<'_> {
                 input.clear();
             }
             if self.seen || has_body || body.ended() {
-                self.write(input, out, has_body).await?;
+                self.write(input, out).await?;
             }
             if body.ended() {
                 return Ok(Ending::Whole {
@@ -129,34 +132,31 @@ impl Stream<'_> {
             match self.read(input, out, begun_ns).await? {
                 Read::More => {}
                 Read::Closed if body.close(out) => {
-                    self.write(input, out, false).await?;
+                    self.write(input, out).await?;
                     return Ok(Ending::Whole { reusable: false });
                 }
                 Read::Closed | Read::Broken => return Ok(self.failed(AttemptEnd::MidBody)),
-                Read::Late if self.total_is_over() => return Ok(self.failed(AttemptEnd::Ours)),
+                Read::Late if self.client.total_is_over() => {
+                    return Ok(self.failed(AttemptEnd::Ours));
+                }
                 Read::Late => return Ok(self.failed(AttemptEnd::Stall)),
             }
         }
     }
 
     /// Writes what is in `out`, then `input`: in one write as long as `out` holds the head.
-    async fn write(
-        &mut self,
-        input: &mut Vec<u8>,
-        out: &mut Vec<u8>,
-        has_body: bool,
-    ) -> Result<(), Interrupt> {
+    async fn write(&mut self, input: &mut Vec<u8>, out: &mut Vec<u8>) -> Result<(), Interrupt> {
         if !out.is_empty() {
             out.append(input);
             std::mem::swap(input, out);
         }
         if !input.is_empty() {
+            self.cut_off();
             self.client.set_deadline(now_after(self.patience.idle_ns));
             *input = self.client.write(std::mem::take(input)).await?;
             input.clear();
-            self.seen = true;
         }
-        if has_body && self.first_write_ns.is_none() {
+        if self.first_write_ns.is_none() && self.meter.ttft_us().is_some() {
             self.first_write_ns = Some(monotonic_ns());
         }
         Ok(())
@@ -174,9 +174,9 @@ impl Stream<'_> {
         let mut reading = std::pin::pin!(read_more(&self.engine.socket, std::mem::take(input)));
         loop {
             let now_ns = monotonic_ns();
-            let silence_due_ns = match self.meter.ttft_us() {
-                Some(_) => now_ns.saturating_add(self.patience.idle_ns),
-                None => begun_ns.saturating_add(self.patience.first_byte_ns),
+            let silence_due_ns = match self.meter.has_begun() {
+                true => now_ns.saturating_add(self.patience.idle_ns),
+                false => begun_ns.saturating_add(self.patience.first_byte_ns),
             };
             let hold_due_ns = match self.seen {
                 true => u64::MAX,
@@ -192,12 +192,14 @@ impl Stream<'_> {
                         Err(_) => Read::Broken,
                     });
                 }
-                Err(Interrupt::Due) if hold_due_ns < silence_due_ns && !self.total_is_over() => {
+                Err(Interrupt::Due)
+                    if hold_due_ns < silence_due_ns && !self.client.total_is_over() =>
+                {
                     // The deadline that just passed must not end this write as well.
+                    self.cut_off();
                     self.client.set_deadline(now_after(self.patience.idle_ns));
                     *out = self.client.write(std::mem::take(out)).await?;
                     out.clear();
-                    self.seen = true;
                 }
                 Err(Interrupt::Due) => return Ok(Read::Late),
                 Err(interrupt) => return Err(interrupt),
@@ -205,8 +207,12 @@ impl Stream<'_> {
         }
     }
 
-    fn total_is_over(&self) -> bool {
-        monotonic_ns() >= self.client.total_due_ns
+    /// A write begins, and who can say how much of it the client sees: from here on no other engine
+    /// can have the request, so its body is not kept.
+    fn cut_off(&mut self) {
+        if !std::mem::replace(&mut self.seen, true) {
+            self.body.let_go();
+        }
     }
 
     fn failed(&self, end: AttemptEnd) -> Ending {

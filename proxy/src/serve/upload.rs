@@ -59,10 +59,8 @@ impl Upload {
         }
         if expects_continue && !self.ended && client.inbound.filled().is_empty() {
             client.set_deadline(due_ns(shard));
-            client
-                .write(CONTINUE)
-                .await
-                .map_err(|interrupt| interrupted(interrupt, shard))?;
+            let written = client.write(CONTINUE).await;
+            written.map_err(|interrupt| interrupted(interrupt, shard, client))?;
         }
         let mut body = Body::new(&shard.budget);
         let mut scan = JsonScan::new(endpoint);
@@ -139,15 +137,19 @@ async fn fill(shard: &Shard, client: &mut Client) -> Result<()> {
         Ok(Filled::More | Filled::Full) => Ok(()),
         Ok(Filled::Ended(End::Finished)) => Err(Error::BodyCut),
         Ok(Filled::Ended(End::Broken)) => Err(Error::ClientGone),
-        Err(ring) => Err(interrupted(Interrupt::from(ring), shard)),
+        Err(ring) => Err(interrupted(Interrupt::from(ring), shard, client)),
     }
 }
 
-fn interrupted(interrupt: Interrupt, shard: &Shard) -> Error {
+fn interrupted(interrupt: Interrupt, shard: &Shard, client: &Client) -> Error {
+    let timeouts = &shard.config.timeouts;
     match interrupt {
         Interrupt::Gone => Error::ClientGone,
-        Interrupt::Due => Error::BodyTimeout {
-            limit_ms: shard.config.timeouts.body_ms,
+        Interrupt::Due => match timeouts.total_ms {
+            Some(limit_ms) if client.total_is_over() => Error::TotalTimeout { limit_ms },
+            _ => Error::BodyTimeout {
+                limit_ms: timeouts.body_ms,
+            },
         },
         Interrupt::Stop => Error::Draining,
     }
