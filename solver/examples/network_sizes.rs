@@ -1,9 +1,12 @@
 //! How long the network simplex takes, how many pivots and how much memory, fleet by fleet.
 //!
-//! `cargo run --release -p pointsman-solver --example network_sizes [largest number of sources]`
-//! prints a row for each size and way to solve; times are of this machine now, pivots and
-//! objectives are the same everywhere. Each fleet has E engines in as many regions as frontends,
-//! each class may use a quarter of them, and each engine has eight rungs of rising cost.
+//! `cargo run --release -p pointsman-solver --example network_sizes [most sources]` prints a row
+//! for each size and way to solve. Times are of this machine now, pivots and objectives are the
+//! same everywhere. Each fleet has its engines in as many regions as there are frontends, each
+//! class may use a quarter of them, and each engine has eight rungs of rising cost. `cold` starts
+//! from nothing; `drift` from the cold answer, with each demand up to 5 % off; `lost` without one
+//! of the busiest engines; `moved` with demand off and a price on moving, `moved2` the same once
+//! more from there, `mvcold` the same from nothing.
 
 #![expect(clippy::print_stdout, reason = "the table is what the example is for")]
 
@@ -23,10 +26,17 @@ const MOVEMENT: i64 = 500_000;
 const REPEATS: usize = 5;
 
 fn main() -> anyhow::Result<()> {
-    let most: usize = std::env::args().nth(1).map_or(Ok(4_000), |a| a.parse())?;
+    let arguments: Vec<usize> = std::env::args()
+        .skip(1)
+        .map(|a| a.parse())
+        .collect::<Result<_, _>>()?;
+    if let [frontends, engines, classes] = arguments[..] {
+        return memory(frontends, engines, classes);
+    }
+    let most = arguments.first().map_or(4_000, |most| *most);
     println!(
-        "{:>13} {:8} {:>9} {:>9} {:>8} {:>8} {:>9}",
-        "F,E,K", "solve", "median ms", "worst ms", "pivots", "idle", "memory MiB"
+        "{:>13} {:8} {:>9} {:>9} {:>9} {:>8} {:>8}",
+        "F,E,K", "solve", "best ms", "median ms", "worst ms", "pivots", "idle"
     );
     for (frontends, engines, classes) in [
         (3, 3, 1),
@@ -48,6 +58,10 @@ fn size(frontends: usize, engines: usize, classes: usize) -> anyhow::Result<()> 
     let base = fleet(&mut rng, frontends, engines, classes);
     let first = measured(&name, "cold", std::slice::from_ref(&base), |_| None)?;
     let first = &first[0];
+    let sizes = [frontends, engines, classes].map(|n| n.to_string());
+    std::process::Command::new(std::env::current_exe()?)
+        .args(sizes)
+        .status()?;
 
     let drifts: Vec<Instance> = (0..REPEATS).map(|_| drifted(&mut rng, &base)).collect();
     measured(&name, "drift", &drifts, |_| Some(&first.basis))?;
@@ -86,6 +100,20 @@ fn size(frontends: usize, engines: usize, classes: usize) -> anyhow::Result<()> 
     Ok(())
 }
 
+/// Prints what a fleet and its cold solve need; in a process of its own, where nothing was freed
+/// before.
+fn memory(frontends: usize, engines: usize, classes: usize) -> anyhow::Result<()> {
+    let name = format!("{frontends},{engines},{classes}");
+    let start = peak_kib();
+    let base = fleet(&mut StdRng::seed_from_u64(1), frontends, engines, classes);
+    let stated = peak_kib();
+    solve(&base, None, u64::MAX)?;
+    let mib = |kib: u64| kib as f64 / 1024.0;
+    let (fleet, solve) = (mib(stated - start), mib(peak_kib() - stated));
+    println!("{name:>13} memory: {fleet:.1} MiB the fleet, {solve:.1} MiB its cold solve");
+    Ok(())
+}
+
 /// Solves each instance, checks it, and prints a row; single ones are repeated.
 fn measured<'a>(
     name: &str,
@@ -95,7 +123,6 @@ fn measured<'a>(
 ) -> anyhow::Result<Vec<Solved>> {
     let mut times = Vec::new();
     let mut answers: Vec<Solved> = Vec::new();
-    let before = reset_peak();
     for round in 0..REPEATS {
         let i = round % instances.len();
         let started = Instant::now();
@@ -110,7 +137,6 @@ fn measured<'a>(
             answers.push(solved);
         }
     }
-    let memory = peak_kib().saturating_sub(before) as f64 / 1024.0;
     for (instance, solved) in instances.iter().zip(&answers) {
         check_optimal(instance, solved)?;
     }
@@ -119,7 +145,8 @@ fn measured<'a>(
     pivots.sort_unstable();
     let (pivots, idle) = pivots[pivots.len() / 2];
     println!(
-        "{name:>13} {kind:8} {:>9.3} {:>9.3} {pivots:>8} {idle:>8} {memory:>9.1}",
+        "{name:>13} {kind:8} {:>9.3} {:>9.3} {:>9.3} {pivots:>8} {idle:>8}",
+        ms(times[0]),
         ms(times[times.len() / 2]),
         ms(times[times.len() - 1]),
     );
@@ -256,12 +283,7 @@ fn ms(time: Duration) -> f64 {
     time.as_secs_f64() * 1e3
 }
 
-/// Forgets the process's peak; what it holds now, KiB.
-fn reset_peak() -> u64 {
-    let _ = std::fs::write("/proc/self/clear_refs", "5");
-    peak_kib()
-}
-
+/// Most memory that the process has held, KiB.
 fn peak_kib() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let line = status.lines().find(|l| l.starts_with("VmHWM:"));

@@ -48,7 +48,7 @@ use tree::Link;
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
     /// A number that exact sums have no room for.
-    #[error("range: {what}; at most {most} can be solved exactly")]
+    #[error("range: {what}, not from 0 to {most}")]
     Range {
         /// Which, and what it is.
         what: String,

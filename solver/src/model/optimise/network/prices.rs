@@ -56,6 +56,8 @@ struct Residual<'a> {
     instance: &'a Instance,
     /// By source: cost of the next unit by each way.
     next: Vec<Option<Vec<i64>>>,
+    /// By group and engine: its place there.
+    places: Vec<Vec<Option<u32>>>,
     /// Ways in use: source, engine, cost of the last unit.
     used: Vec<(usize, usize, i64)>,
     /// By source: next and last unit refused.
@@ -117,9 +119,16 @@ impl<'a> Residual<'a> {
         }
         let shed = instance.sources.iter().zip(&solved.shed);
         let load = instance.engines.iter().zip(&solved.load);
+        let mut places = vec![vec![None; instance.engines.len()]; instance.groups.len()];
+        for (group, places) in instance.groups.iter().zip(&mut places) {
+            for (place, engine) in (0..).zip(group) {
+                places[*engine as usize] = Some(place);
+            }
+        }
         Self {
             instance,
             next,
+            places,
             used,
             shed: shed
                 .map(|(source, shed)| margins(shed_rungs(source), *shed))
@@ -148,22 +157,35 @@ impl<'a> Residual<'a> {
             .iter()
             .map(|(next, _)| next.unwrap_or(FAR))
             .collect();
-        loop {
+        let mut changed: Vec<u32> = (0..of_engine.len() as u32).collect();
+        while !changed.is_empty() {
             for (s, own) in of_source.iter_mut().enumerate() {
-                let ways = self.costs(s).iter().zip(self.instance.ways(s));
-                *own = ways.fold(*own, |least, (c, e)| least.min(c + of_engine[*e as usize]));
+                *own = (*own).min(self.through(s, &changed, &of_engine));
             }
-            let mut changed = false;
+            changed.clear();
             for &(s, e, cost) in &self.used {
                 if of_source[s] - cost < of_engine[e] {
                     of_engine[e] = of_source[s] - cost;
-                    changed = true;
+                    changed.push(e as u32);
                 }
             }
-            if !changed {
-                return (of_source, of_engine);
-            }
         }
+        (of_source, of_engine)
+    }
+
+    /// Least cost of a source's next unit through engines that changed: few after the first round.
+    fn through(&self, source: usize, changed: &[u32], of_engine: &[i64]) -> i64 {
+        let (costs, ways) = (self.costs(source), self.instance.ways(source));
+        if changed.len() >= ways.len() / 2 {
+            let all = costs
+                .iter()
+                .zip(ways)
+                .map(|(c, e)| c + of_engine[*e as usize]);
+            return all.min().unwrap_or(FAR);
+        }
+        let places = &self.places[self.instance.sources[source].group as usize];
+        let one = |e: &u32| Some(costs[places[*e as usize]? as usize] + of_engine[*e as usize]);
+        changed.iter().filter_map(one).min().unwrap_or(FAR)
     }
 
     /// Least cost from the root to every source and engine.
@@ -171,12 +193,18 @@ impl<'a> Residual<'a> {
         let back = |(_, last): &(Option<i64>, Option<i64>)| last.map_or(FAR, |cost| -cost);
         let mut of_source: Vec<i64> = self.shed.iter().map(back).collect();
         let mut of_engine: Vec<i64> = self.load.iter().map(back).collect();
+        let mut sent = vec![FAR; of_source.len()];
         loop {
             for &(s, e, cost) in &self.used {
                 of_source[s] = of_source[s].min(of_engine[e].saturating_sub(cost));
             }
             let mut changed = false;
-            for (s, own) in of_source.iter().enumerate().filter(|(_, own)| **own < FAR) {
+            for (s, own) in of_source.iter().enumerate() {
+                // What came this far before went further then.
+                if *own == sent[s] {
+                    continue;
+                }
+                sent[s] = *own;
                 for (c, e) in self.costs(s).iter().zip(self.instance.ways(s)) {
                     let through = own + c;
                     if through < of_engine[*e as usize] {

@@ -76,13 +76,13 @@ fn scale(instance: &Instance, s: usize, own: &mut Vec<Flow>, before: i64) {
             flow.amount = part.width;
         }
     }
-    let sent: i64 = own.iter().map(|f| f.amount).sum();
-    let missing = source.demand - sent;
+    let sent: i128 = own.iter().map(|f| i128::from(f.amount)).sum();
+    let missing = i128::from(source.demand) - sent;
     if whole
-        && missing.abs() <= ROUNDING * own.len() as i64
+        && missing.abs() <= i128::from(ROUNDING) * own.len() as i128
         && let Some(largest) = own.iter_mut().max_by_key(|f| f.amount)
     {
-        largest.amount = (largest.amount + missing).max(0);
+        largest.amount = (largest.amount + missing as i64).max(0);
     }
 }
 

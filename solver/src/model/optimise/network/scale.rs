@@ -7,9 +7,9 @@
 //! Capacity is rounded down and the steps of one ladder are rounded at their borders, so that
 //! what is rounded away never adds up.
 
-use super::super::super::segments::{Segment, hull};
 use super::instance::{Instance, Part, Rung, Source};
 use super::{Error, Solved};
+use crate::model::segments::{Segment, hull};
 
 /// A unit of flow or cost, of the normalised size.
 const UNIT: f64 = 1e-6;

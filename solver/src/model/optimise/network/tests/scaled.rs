@@ -178,6 +178,45 @@ fn all_rates_or_all_costs_times_a_power_of_two_give_the_same_weights() {
 }
 
 #[test]
+fn low_priority_is_shed_first_and_alike_everywhere() {
+    // Two frontends, one of them far from the only engine; each priority in five rising pieces.
+    let side = |cost_ms| {
+        let piece = |base: f64, j: i32| Segment {
+            width: 10.0,
+            slope: base * (1.0 + 0.1 * f64::from(j) / 4.0),
+        };
+        let shed = [40_000.0, 20_000.0].into_iter();
+        let shed = shed.flat_map(|base| (0..5).map(move |j| piece(base, j)));
+        SourceSide {
+            rps: 100.0,
+            work: 1.0,
+            ways: vec![Way { engine: 0, cost_ms }],
+            shed: shed.collect(),
+            ..SourceSide::default()
+        }
+    };
+    let refused = |capacity: f64| {
+        let pieces = vec![Segment {
+            width: capacity,
+            slope: 200.0,
+        }];
+        let statement = Statement {
+            sources: vec![side(1.0), side(90.0)],
+            engines: vec![EngineSide { work: 1.0, pieces }],
+        };
+        let scaled = statement.scaled().expect("valid");
+        let solved = proven(&scaled.instance, None, "overload");
+        let rate = |shed: &i64| (*shed as f64 / scaled.units.flow * 1e3).round() / 1e3;
+        solved.shed.iter().map(rate).collect::<Vec<_>>()
+    };
+    assert_eq!(refused(160.0), [20.0, 20.0]);
+    assert_eq!(refused(100.0), [50.0, 50.0], "all of low priority");
+    assert_eq!(refused(60.0), [70.0, 70.0]);
+    // In between, the far one gives way first, by a piece at most.
+    assert_eq!(refused(155.0), [20.0, 25.0]);
+}
+
+#[test]
 fn weights_that_stand_keep_all_of_the_demand() {
     let mut rng = StdRng::seed_from_u64(73);
     for _ in 0..200 {
