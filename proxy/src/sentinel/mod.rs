@@ -221,8 +221,14 @@ impl Sentinel {
         }
     }
 
-    /// Notes when the writer last confirmed the policy.
+    /// Notes when the writer last confirmed the policy that shards run. While its standing one is
+    /// rejected, its heartbeats are about that one.
     fn confirm(&self) {
+        let standing = self.policy.standing().map(|stamp| stamp.version);
+        let running = self.publisher.current().map(|held| held.policy.version);
+        if standing != running {
+            return;
+        }
         let now_ns = boottime_ns();
         if let Some(age_ns) = self.policy.heartbeat_age_ns(now_ns) {
             self.shared

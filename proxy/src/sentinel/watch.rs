@@ -98,6 +98,12 @@ impl Watch {
         &self.payload
     }
 
+    /// The publication that stands in the file, as far as it could be read.
+    #[must_use]
+    pub(super) fn standing(&self) -> Option<Stamp> {
+        self.last.filter(|_| self.last_complaint.is_none())
+    }
+
     /// Age of the writer's last heartbeat; `None` for never in this boot, or no file.
     #[must_use]
     pub(super) fn heartbeat_age_ns(&self, now_boottime_ns: u64) -> Option<u64> {
