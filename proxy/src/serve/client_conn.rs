@@ -32,11 +32,10 @@ enum Next {
 }
 
 /// Keeps the count of connections true.
-struct Connected(Rc<Shard>);
+pub(super) struct Connected(Rc<Shard>);
 
-/// Serves a connection to its end.
-pub(crate) async fn serve(shard: Rc<Shard>, stream: TcpStream) {
-    let _connected = Connected::enter(&shard);
+/// Serves a connection to its end, until which it is counted.
+pub(super) async fn serve(shard: Rc<Shard>, stream: TcpStream, _connected: Connected) {
     let Ok(socket) = Socket::new(stream) else {
         return;
     };
@@ -123,7 +122,8 @@ fn is_blank(bytes: &[u8]) -> bool {
 }
 
 impl Connected {
-    fn enter(shard: &Rc<Shard>) -> Self {
+    /// Counts one more.
+    pub(super) fn enter(shard: &Rc<Shard>) -> Self {
         shard.connections.set(shard.connections.get() + 1);
         shard.metrics.client_connections.increment();
         Self(Rc::clone(shard))

@@ -17,7 +17,7 @@ use monoio::io::Canceller;
 use monoio::net::{TcpListener, TcpStream};
 
 use super::alarm::Alarm;
-use super::client_conn;
+use super::client_conn::{self, Connected};
 use super::guarded::guarded;
 use super::shard::Shard;
 
@@ -86,7 +86,9 @@ fn start(shard: &Rc<Shard>, stream: TcpStream) {
         tracing::debug!("a connection over the limit was closed");
         return;
     }
-    let serve = client_conn::serve(Rc::clone(shard), stream);
+    // Counted here and not when its task first runs: many may be accepted before that.
+    let connected = Connected::enter(shard);
+    let serve = client_conn::serve(Rc::clone(shard), stream, connected);
     monoio::spawn(guarded(Rc::clone(shard), serve));
 }
 
