@@ -27,6 +27,9 @@ both_drivers!(
     a_half_closed_client_gets_the_models,
     an_error_nested_without_end_breaks_nothing,
     a_fast_stream_leaves_room_for_others,
+    a_first_token_is_counted_while_its_stream_runs,
+    a_burst_of_connections_stays_below_the_limit,
+    heartbeats_of_a_rejected_policy_confirm_nothing,
 );
 
 const EVENT: &str = "data: {\"choices\":[{\"delta\":{\"content\":\"a\"}}]}\n\n";
@@ -327,4 +330,63 @@ fn a_fast_stream_leaves_room_for_others(driver: Driver) {
     readers
         .into_iter()
         .for_each(|reader| reader.join().unwrap());
+}
+
+fn a_first_token_is_counted_while_its_stream_runs(driver: Driver) {
+    let gate = Gate::new();
+    let opened = gate.clone();
+    let engine = Engine::serving(move |conn, _| {
+        conn.stream_head();
+        conn.chunk(EVENT);
+        if conn.wait_at(&opened) {
+            conn.end_stream();
+        }
+    });
+    let proxy = Proxy::start(driver, &Draft::single(engine.address()));
+    let mut client = proxy.connect();
+    client.send(chat(true));
+    eventually_equals(SOON, "first tokens", &(1, 1, 1), || {
+        let counted = snapshot(&proxy);
+        let engine = counted.engines.first().map_or(0, |e| e.1.ttft.count);
+        let pair = counted.pairs.first().map_or(0, |p| p.1.ttft_count);
+        let class = counted.classes.first().map_or(0, |c| c.1.client_ttft.count);
+        (engine, pair, class)
+    });
+    gate.open();
+    assert_eq!(client.response().ending, Ending::Complete);
+}
+
+fn a_burst_of_connections_stays_below_the_limit(driver: Driver) {
+    let engine = Engine::named("only");
+    let more = "[limits]\nconnections = 10";
+    let proxy = Proxy::configured(driver, &Draft::single(engine.address()), more);
+    // All are there before the first is accepted.
+    proxy.daemon.signal(libc::SIGSTOP);
+    let mut clients: Vec<_> = (0..100).map(|_| proxy.connect()).collect();
+    proxy.daemon.signal(libc::SIGCONT);
+    let over = clients.split_off(10);
+    for mut client in over {
+        client.end();
+    }
+    for client in &mut clients {
+        client.send(chat(false));
+        assert_eq!(client.response().status(), 200);
+    }
+    drop(clients);
+    proxy.await_rest();
+}
+
+fn heartbeats_of_a_rejected_policy_confirm_nothing(driver: Driver) {
+    let engine = Engine::named("only");
+    let draft = Draft::single(engine.address());
+    let mut proxy = Proxy::configured(driver, &draft, "stale_after_s = 1");
+    let publisher = proxy.publisher.as_mut().unwrap();
+    publisher.publish(&draft.with(|policy| policy.frontend = "B".to_owned()));
+    eventually(SOON, "what runs is stale", || {
+        proxy.publisher.as_ref().unwrap().confirm();
+        let stale = [("rung", "stale")];
+        let page = proxy.metrics();
+        (page.sum("pointsman_proxy_policy_rung", &stale) == 1.0).then_some(())
+    });
+    assert_eq!(proxy.ask(chat(false)).status(), 200);
 }

@@ -15,6 +15,7 @@ use super::exchange::Outgoing;
 use super::meter::Meter;
 use super::pool::EngineConn;
 use super::request::{After, Delivered, Story};
+use super::shard::Shard;
 use super::stream::{Ending, Stream};
 use super::target::{self, Choice, Target};
 use crate::clock::monotonic_ns;
@@ -151,6 +152,9 @@ impl Story<'_> {
             keep_alive: keeps,
             request_id: &self.id,
         };
+        // A refusal is quick: its time would make an engine that fails look fast.
+        let is_success = (200..300).contains(&status);
+        let (shard, target, started_ns) = (self.shard, self.target, self.started_ns);
         let is_json = is_json(&answer.head, &answer.bytes);
         let sent_ns = answer.sent_ns.unwrap_or_else(monotonic_ns);
         let mut meter = Meter::new(&answer.head, is_json, sent_ns);
@@ -159,8 +163,13 @@ impl Story<'_> {
             engine: &conn,
             meter: &mut meter,
             on_gap_us: &|us| attempt.measure(|cell| cell.tbot_us(us)),
-            patience: self.shard.patience,
-            first_write_ns: None,
+            on_first_token: &|ttft_us| {
+                if is_success {
+                    count_first_token(shard, attempt, target, ttft_us, started_ns);
+                }
+            },
+            patience: shard.patience,
+            has_token: false,
             seen: false,
             body,
             ends_by_close: false,
@@ -168,7 +177,6 @@ impl Story<'_> {
         let (ending, input, out) = stream
             .run(answer, &response, self.shard.buffers.take())
             .await;
-        let first_write_ns = stream.first_write_ns;
         let passed = Passed {
             status,
             keep_alive_s,
@@ -178,9 +186,8 @@ impl Story<'_> {
         };
         self.shard.buffers.put(input);
         self.shard.buffers.put(out);
-        // A refusal is quick: its time would make an engine that fails look fast.
-        if (200..300).contains(&status) {
-            self.measure(attempt, &meter, first_write_ns);
+        if is_success {
+            count_tokens(shard, attempt, &meter);
         }
         self.conclude(attempt, conn, ending, &passed, &meter)
     }
@@ -257,35 +264,6 @@ impl Story<'_> {
         });
     }
 
-    fn measure(&self, attempt: &Attempt, meter: &Meter, first_write_ns: Option<u64>) {
-        let Some(ttft_us) = meter.ttft_us() else {
-            return;
-        };
-        attempt.measure(|cell| cell.ttft_us(ttft_us));
-        let signals = self.shard.signals.borrow();
-        if let Some(cell) = signals.segment().pair(attempt.pair.0, attempt.pair.1) {
-            cell.ttft_us(ttft_us);
-            let (sum_us, gaps) = meter.gaps_us();
-            if gaps > 0 {
-                cell.tbot_us(sum_us, gaps);
-            }
-            if let Some(tokens) = meter.tokens() {
-                cell.tokens(
-                    tokens.prompt,
-                    tokens.cached,
-                    tokens.output,
-                    tokens.estimated,
-                );
-            }
-        }
-        drop(signals);
-        if let Some(at_ns) = first_write_ns {
-            let client_us = at_ns.saturating_sub(self.started_ns) / 1_000;
-            self.shard.metrics.ttft.observe_us(client_us);
-            self.count(|cell| cell.client_ttft_us(client_us));
-        }
-    }
-
     /// The error of the last attempt.
     fn failed(&self, end: AttemptEnd) -> Error {
         let timeouts = &self.shard.config.timeouts;
@@ -315,6 +293,49 @@ impl Story<'_> {
                 _ => Error::Internal,
             },
         }
+    }
+}
+
+/// Counts the time to a first token as soon as it went to the client: its stream may run for long,
+/// and by then the time is old news.
+fn count_first_token(
+    shard: &Shard,
+    attempt: &Attempt,
+    target: Option<Target>,
+    ttft_us: u64,
+    started_ns: u64,
+) {
+    let client_us = monotonic_ns().saturating_sub(started_ns) / 1_000;
+    shard.metrics.ttft.observe_us(client_us);
+    attempt.measure(|cell| cell.ttft_us(ttft_us));
+    let signals = shard.signals.borrow();
+    let segment = signals.segment();
+    if let Some(cell) = segment.pair(attempt.pair.0, attempt.pair.1) {
+        cell.ttft_us(ttft_us);
+    }
+    let class = target.and_then(|target| segment.class(target.class.0, target.class.1));
+    if let Some(cell) = class {
+        cell.client_ttft_us(client_us);
+    }
+}
+
+/// Counts the tokens of an answer that has ended, and the gaps between them.
+fn count_tokens(shard: &Shard, attempt: &Attempt, meter: &Meter) {
+    let signals = shard.signals.borrow();
+    let Some(cell) = signals.segment().pair(attempt.pair.0, attempt.pair.1) else {
+        return;
+    };
+    let (sum_us, gaps) = meter.gaps_us();
+    if gaps > 0 {
+        cell.tbot_us(sum_us, gaps);
+    }
+    if let Some(tokens) = meter.tokens() {
+        cell.tokens(
+            tokens.prompt,
+            tokens.cached,
+            tokens.output,
+            tokens.estimated,
+        );
     }
 }
 

@@ -52,10 +52,12 @@ pub(crate) struct Stream<'a> {
     pub(crate) meter: &'a mut Meter,
     /// Gets each gap between two tokens, microseconds.
     pub(crate) on_gap_us: &'a dyn Fn(u64),
+    /// Called when the first token went to the client, with the engine's time to it, microseconds.
+    pub(crate) on_first_token: &'a dyn Fn(u64),
     /// Deadlines.
     pub(crate) patience: Patience,
-    /// When the first token was written to the client.
-    pub(crate) first_write_ns: Option<u64>,
+    /// Whether the first token went to the client.
+    pub(crate) has_token: bool,
     /// Whether any byte of the answer went to the client.
     pub(crate) seen: bool,
     /// The request's body, kept until then for another engine.
@@ -156,8 +158,11 @@ impl Stream<'_> {
             *input = self.client.write(std::mem::take(input)).await?;
             input.clear();
         }
-        if self.first_write_ns.is_none() && self.meter.ttft_us().is_some() {
-            self.first_write_ns = Some(monotonic_ns());
+        if !self.has_token
+            && let Some(ttft_us) = self.meter.ttft_us()
+        {
+            self.has_token = true;
+            (self.on_first_token)(ttft_us);
         }
         Ok(())
     }
