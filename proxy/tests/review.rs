@@ -30,6 +30,7 @@ both_drivers!(
     a_first_token_is_counted_while_its_stream_runs,
     a_burst_of_connections_stays_below_the_limit,
     heartbeats_of_a_rejected_policy_confirm_nothing,
+    interim_answers_without_end_are_no_answer,
 );
 
 const EVENT: &str = "data: {\"choices\":[{\"delta\":{\"content\":\"a\"}}]}\n\n";
@@ -389,4 +390,16 @@ fn heartbeats_of_a_rejected_policy_confirm_nothing(driver: Driver) {
         (page.sum("pointsman_proxy_policy_rung", &stale) == 1.0).then_some(())
     });
     assert_eq!(proxy.ask(chat(false)).status(), 200);
+}
+
+fn interim_answers_without_end_are_no_answer(driver: Driver) {
+    let engine = Engine::start(|conn| {
+        let flood = "HTTP/1.1 103 Early Hints\r\n\r\n".repeat(4_000);
+        if conn.request().is_some() {
+            while conn.send(&flood) {}
+        }
+    });
+    let proxy = Proxy::start(driver, &Draft::single(engine.address()));
+    assert_error(&proxy.ask(chat(true)), 502, "engine_protocol");
+    proxy.await_rest();
 }

@@ -72,6 +72,7 @@ pub(crate) async fn exchange(
     let mut sent_ns = None;
     let mut heard = false;
     let mut search = HeadSearch::default();
+    let mut interim_bytes = 0;
     bytes.clear();
     client.set_deadline(monotonic_ns() + first_byte_ns);
     let mut reading = pin!(read_more(socket, bytes));
@@ -95,7 +96,8 @@ pub(crate) async fn exchange(
             }
             Step::Read(Ok(1..), mut filled) => {
                 heard = true;
-                if let Some(head) = parse_final(&mut filled, &mut search, limits)? {
+                let parsed = parse_final(&mut filled, &mut search, &mut interim_bytes, limits);
+                if let Some(head) = parsed? {
                     return Ok(Answer {
                         head,
                         bytes: filled,
@@ -109,10 +111,12 @@ pub(crate) async fn exchange(
     }
 }
 
-/// Parses the head at the start of `bytes`, dropping interim ones.
+/// Parses the head at the start of `bytes`, dropping interim ones: of these no more than one head's
+/// bytes, or an engine that sends nothing else would be read for ever.
 fn parse_final(
     bytes: &mut Vec<u8>,
     search: &mut HeadSearch,
+    interim_bytes: &mut usize,
     limits: &HeadLimits,
 ) -> Result<Option<ResponseHead>, NoAnswer> {
     loop {
@@ -123,6 +127,10 @@ fn parse_final(
         };
         if !head.is_interim() {
             return Ok(Some(head));
+        }
+        *interim_bytes += head.len;
+        if *interim_bytes > limits.head_bytes {
+            return Err(NoAnswer::Head(HeadError::TooLarge));
         }
         bytes.drain(..head.len);
         *search = HeadSearch::default();
