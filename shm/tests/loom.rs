@@ -18,6 +18,9 @@ use pointsman_shm::signals::record::{Life, add, copy, enter};
 /// Words of one buffer: a length and two words of payload.
 const BUFFER: usize = 3;
 
+/// Begins what is said of a reader that saw what was never published.
+const WRONG: &str = "seen wrong: ";
+
 /// Flaws are a switch of the whole process: one model at a time.
 static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 
@@ -30,7 +33,14 @@ fn model(body: impl Fn() + Sync + Send + 'static) {
 fn must_fail(flaw: Flaw, body: impl Fn() + Sync + Send + 'static) {
     let _guard = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
     let found = with_flaw(flaw, || catch_unwind(AssertUnwindSafe(|| explore(body))));
-    assert!(found.is_err(), "the model does not notice {flaw:?}");
+    let panic = found.expect_err("a model with an ordering missing fails");
+    let text = panic.downcast_ref::<String>().map(String::as_str);
+    let text = text.or_else(|| panic.downcast_ref::<&str>().copied());
+    // Not any panic: loom also gives up where its own bounds are met.
+    assert!(
+        text.is_some_and(|text| text.contains(WRONG)),
+        "without {flaw:?} the model fails of something else: {text:?}"
+    );
 }
 
 fn explore(body: impl Fn() + Sync + Send + 'static) {
@@ -81,13 +91,13 @@ fn check_read(region: &Region, last: &mut u64) {
     let mut copy = Vec::new();
     match region.words().read(&mut copy) {
         Seen::Whole(number) => {
-            assert_eq!(copy, content(number), "torn");
-            assert!(number >= *last, "back from {last} to {number}");
+            assert_eq!(copy, content(number), "{WRONG}torn");
+            assert!(number >= *last, "{WRONG}back from {last} to {number}");
             *last = number;
         }
         Seen::Busy => {}
-        Seen::Empty => assert_eq!(*last, 0),
-        other => panic!("{other:?}"),
+        Seen::Empty => assert_eq!(*last, 0, "{WRONG}nothing after something"),
+        other => panic!("{WRONG}{other:?}"),
     }
 }
 
@@ -190,16 +200,17 @@ fn check_record(record: &[AtomicU64], last: u32) -> u32 {
     let mut words = [0; 3];
     match copy(record, &mut words) {
         Life::Of(generation) => {
-            assert!(generation >= last, "back to an earlier life");
+            assert!(generation >= last, "{WRONG}an earlier life");
             let amount = if generation == 1 { 10 } else { 1 };
-            assert_eq!(words[0], u64::from(generation));
+            assert_eq!(words[0], u64::from(generation), "{WRONG}another life");
             for counter in &words[1..] {
-                assert!(*counter == 0 || *counter == amount, "{words:?} mixes lives");
+                let of_this_life = *counter == 0 || *counter == amount;
+                assert!(of_this_life, "{WRONG}{words:?} mixes lives");
             }
             generation
         }
         Life::Unused => {
-            assert_eq!(last, 0);
+            assert_eq!(last, 0, "{WRONG}no life after one");
             last
         }
         Life::Changing => last,
