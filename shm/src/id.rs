@@ -35,6 +35,23 @@ pub fn stable_hash(bytes: &[u8]) -> u64 {
     xxh3_64_with_seed(bytes, SEED)
 }
 
+/// `-ln(u)` for the number u in (0, 1) that `hash` stands for, with additions, multiplications and
+/// one division only: the same bits on every host, which a library's logarithm does not promise.
+#[must_use]
+pub fn negative_ln(hash: u64) -> f64 {
+    let hash = hash | 1;
+    let zeros = hash.leading_zeros();
+    // u = mantissa * 2^-(zeros + 1), mantissa in [1, 2).
+    let mantissa = f64::from_bits(0x3ff0_0000_0000_0000 | ((hash << zeros) << 1) >> 12);
+    // ln m = 2 atanh z, z = (m - 1) / (m + 1) in [0, 1/3).
+    let z = (mantissa - 1.0) / (mantissa + 1.0);
+    let square = z * z;
+    let series = (0..12u32).rev().fold(0.0, |sum, term| {
+        sum * square + 1.0 / f64::from(2 * term + 1)
+    });
+    f64::from(zeros + 1) * std::f64::consts::LN_2 - 2.0 * z * series
+}
+
 /// An engine's slot number, below [`MAX_ENGINES`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct EngineSlot(pub u16);

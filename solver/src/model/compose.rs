@@ -291,7 +291,8 @@ fn standby(parts: &Parts<'_>, source: &SourcePlan) -> Vec<Standby> {
         let name = &parts.topology.engines[arc.engine.0].name;
         let slot = parts.registry.engine(name)?.0;
         let requests = spare(parts, arc.engine) / arc.seconds;
-        let weight = requests * (quickest / delay(arc)).powi(2);
+        let nearness = quickest / delay(arc);
+        let weight = requests * nearness * nearness;
         (weight.is_finite() && weight > 0.0).then_some((weight, slot))
     };
     let mut list: Vec<(f64, EngineSlot)> = arcs.iter().filter_map(weight).collect();

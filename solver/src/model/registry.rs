@@ -15,6 +15,7 @@ use pointsman_shm::id::{
     ClassSlot, EngineSlot, Generation, MAX_CLASSES, MAX_ENGINES, MAX_PAIRS, PairNumber,
 };
 use pointsman_shm::policy::Policy;
+use serde::{Deserialize, Serialize};
 
 use super::topology::Topology;
 
@@ -22,7 +23,7 @@ use super::topology::Topology;
 pub const REST_NS: u64 = 3_600 * 1_000_000_000;
 
 /// Numbers of engines, classes and pairs.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Registry {
     engines: Numbers<String>,
     classes: Numbers<String>,
@@ -121,14 +122,20 @@ impl Registry {
 }
 
 /// A number in one of its lives.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 struct Life {
     number: u16,
+    #[serde(with = "GenerationNumber")]
     generation: Generation,
 }
 
+/// How a generation is written: the contract's crate knows no serde.
+#[derive(Serialize, Deserialize)]
+#[serde(remote = "Generation")]
+struct GenerationNumber(u32);
+
 /// Numbers of one kind.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 struct Numbers<K: Ord> {
     held: BTreeMap<K, Life>,
     /// Given back: since when, and its last generation.

@@ -6,6 +6,8 @@
 //! gets its slots back, and frontends with alike weights send alike keys to the same engine.
 //! Engines are given in one agreed order (by name); ties fall to the first.
 
+use pointsman_shm::id::negative_ln;
+
 /// Bonus of a fraction whose engine held the extra slot before: near-ties do not flip.
 const HELD_BONUS: f64 = 0.25;
 /// What rounding may take from a weight that is exactly a whole number of slots.
@@ -114,11 +116,11 @@ pub fn counts(table: &[usize], engines: usize) -> Vec<usize> {
     count
 }
 
-/// Weighted rendezvous; low is good.
+/// Weighted rendezvous; low is good. The same bits on every machine, so that a replay elsewhere
+/// moves the same slots.
 fn score(slot: usize, hash: u64, weight: f64) -> f64 {
     let mixed = mix((slot as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ mix(hash));
-    let unit = ((mixed >> 11) as f64 + 0.5) / (1_u64 << 53) as f64;
-    -unit.ln() / weight.max(LEAST_WEIGHT)
+    negative_ln(mixed) / weight.max(LEAST_WEIGHT)
 }
 
 /// The finaliser of splitmix64: every input bit reaches every output bit.

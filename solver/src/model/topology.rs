@@ -10,6 +10,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use pointsman_shm::policy::{Endpoints, FeatureMatch, Mode, Protocol};
+use serde::{Deserialize, Serialize};
 
 use super::units::{NonNegative, Positive, Share};
 
@@ -20,11 +21,11 @@ pub(super) mod raw;
 mod routes;
 
 /// Position of a frontend in [`Topology::frontends`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct FrontendId(pub usize);
 
 /// Position of an engine in [`Topology::engines`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct EngineId(pub usize);
 
 /// Position of a route in [`Topology::routes`].
@@ -32,7 +33,7 @@ pub struct EngineId(pub usize);
 pub struct RouteId(pub usize);
 
 /// Position of a class in [`Topology::classes`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct ClassId(pub usize);
 
 /// Position of a profile in [`Topology::profiles`].
@@ -113,6 +114,10 @@ pub struct Settings {
     pub token_mix: TokenMix,
     /// Wall-clock limit of one solve, milliseconds.
     pub solve_limit_ms: u64,
+    /// Most ticks that the history keeps; 0 keeps none.
+    pub history_ticks: u32,
+    /// Most bytes that the history keeps, MiB; 0 keeps none.
+    pub history_mib: u32,
     /// Folder of region files; `None` lets the contract choose.
     pub run_dir: Option<PathBuf>,
     /// Folder of disk copies; `None` lets the shell choose.

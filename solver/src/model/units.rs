@@ -3,12 +3,15 @@
 //! Not arithmetic types: a value is taken out, used as `f64`, and put back only where it crosses
 //! a boundary again. NaN and the infinities cannot be held by any of them.
 
+use serde::{Deserialize, Serialize};
+
 /// A finite number.
 #[derive(Clone, Copy, Debug, Default, PartialEq, PartialOrd)]
 pub struct Finite(f64);
 
 /// A finite number of at least 0.
-#[derive(Clone, Copy, Debug, Default, PartialEq, PartialOrd)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, PartialOrd, Serialize, Deserialize)]
+#[serde(try_from = "f64", into = "f64")]
 pub struct NonNegative(f64);
 
 /// A finite number above 0.
@@ -16,7 +19,8 @@ pub struct NonNegative(f64);
 pub struct Positive(f64);
 
 /// A number from 0 to 1.
-#[derive(Clone, Copy, Debug, Default, PartialEq, PartialOrd)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, PartialOrd, Serialize, Deserialize)]
+#[serde(try_from = "f64", into = "f64")]
 pub struct Share(f64);
 
 /// What the checked types share, for readers of configuration.
@@ -42,6 +46,20 @@ macro_rules! checked {
             #[must_use]
             pub const fn value(self) -> f64 {
                 self.0
+            }
+        }
+
+        impl TryFrom<f64> for $name {
+            type Error = &'static str;
+
+            fn try_from(value: f64) -> Result<Self, &'static str> {
+                Self::new(value).ok_or(concat!("must be ", $allowed))
+            }
+        }
+
+        impl From<$name> for f64 {
+            fn from(number: $name) -> Self {
+                number.0
             }
         }
 

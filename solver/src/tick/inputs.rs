@@ -3,11 +3,13 @@
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 
+use serde::{Deserialize, Serialize};
+
 use crate::model::topology::{ClassId, EngineId, FrontendId};
 use crate::model::units::{NonNegative, Share};
 
 /// Everything one pass sees of the world.
-#[derive(Clone, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Inputs {
     /// Monotonic time, nanoseconds.
     pub now_ns: u64,
@@ -25,7 +27,7 @@ pub struct Inputs {
 }
 
 /// What one frontend offers of one class.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct DemandSample {
     /// Where it arises.
     pub frontend: FrontendId,
@@ -43,7 +45,7 @@ pub struct DemandSample {
 }
 
 /// What was seen of one engine.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct EngineSample {
     /// The engine.
     pub engine: EngineId,
@@ -62,7 +64,7 @@ pub struct EngineSample {
 }
 
 /// Whether an engine answers its health check.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Health {
     /// Never checked, or not lately.
     #[default]

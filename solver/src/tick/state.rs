@@ -1,12 +1,14 @@
 //! What one pass leaves to the next: slot numbers and the policies that stand.
 
 use pointsman_shm::policy::Policy;
+use serde::{Deserialize, Serialize};
+use xxhash_rust::xxh3::xxh3_64;
 
 use crate::model::registry::Registry;
 use crate::model::topology::{FrontendId, Topology};
 
 /// What one pass leaves to the next.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct TickState {
     /// Stable numbers of engines, classes and pairs.
     pub registry: Registry,
@@ -19,9 +21,10 @@ pub struct TickState {
 }
 
 /// What stands published for one frontend.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(super) struct Standing {
     /// The policy, if any.
+    #[serde(with = "policy_bytes")]
     pub(super) policy: Option<Policy>,
     /// When it was published, by the monotonic clock of [`super::Inputs::now_ns`].
     pub(super) published_ns: Option<u64>,
@@ -30,7 +33,7 @@ pub(super) struct Standing {
 }
 
 /// How passes ended since the state was made.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Counters {
     /// All passes.
     pub ticks: u64,
@@ -99,5 +102,42 @@ impl TickState {
     #[must_use]
     pub fn standing(&self, frontend: FrontendId) -> Option<&Policy> {
         self.standing[frontend.0].policy.as_ref()
+    }
+    /// A number that differs when anything but a pass over this very state changed it.
+    #[must_use]
+    pub fn stamp(&self) -> u64 {
+        let counters = self.counters;
+        let mut words = vec![self.epoch, counters.ticks, counters.failures, counters.panics];
+        for standing in &self.standing {
+            let published = standing.published_ns;
+            words.extend([standing.version, u64::from(published.is_some())]);
+            words.push(published.unwrap_or(0));
+            let policy = standing.policy.as_ref();
+            words.extend(policy.map_or([0; 3], |p| [p.version, p.epoch, p.created_unix_ms]));
+        }
+        let bytes: Vec<u8> = words.into_iter().flat_map(u64::to_le_bytes).collect();
+        xxh3_64(&bytes)
+    }
+}
+
+/// A policy as the bytes of its region file, which keep every float's bits.
+mod policy_bytes {
+    use pointsman_shm::policy::Policy;
+    use serde::de::Error;
+    use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+    pub(super) fn serialize<S: Serializer>(
+        policy: &Option<Policy>,
+        to: S,
+    ) -> Result<S::Ok, S::Error> {
+        policy.as_ref().map(Policy::encode).serialize(to)
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(
+        from: D,
+    ) -> Result<Option<Policy>, D::Error> {
+        let bytes = Option::<Vec<u8>>::deserialize(from)?;
+        let decode = |bytes: Vec<u8>| Policy::decode(&bytes).map_err(D::Error::custom);
+        bytes.map(decode).transpose()
     }
 }

@@ -29,6 +29,10 @@ const SHED_MARGIN: f64 = 1.25;
 const VANISHING: f64 = 1e-8;
 /// A source that would fill an engine more than this many times over is a mistake.
 const MOST_LOAD: f64 = 1e6;
+/// A program is stopped by the clock at this many limits only. The daemon throws an answer away at
+/// one limit and records that it did; what it did not throw away was never cut short, so that a
+/// replay finds it again on a slower machine too.
+const CLOCK_SLACK: u32 = 4;
 /// Tolerance on rows and bounds, in shares.
 const FEASIBLE: f64 = 1e-9;
 
@@ -85,7 +89,8 @@ fn build_and_solve(problem: &Problem, curves: &[Curve]) -> Result<Answer, Status
         .collect();
     builder.engines(&columns)?;
     let shed_factor = builder.shed_factor;
-    let solution = run(builder.program, Duration::from_millis(problem.limit_ms))?;
+    let limit = Duration::from_millis(problem.limit_ms).saturating_mul(CLOCK_SLACK);
+    let solution = run(builder.program, limit)?;
     let value = |v: Variable| solution.var_value(v);
     let shares = |(source, columns): (&Source, &Option<Columns>)| match columns {
         None => vec![0.0; source.arcs.len()],
@@ -279,11 +284,11 @@ fn dearest(problem: &Problem, curves: &[Curve]) -> (f64, f64) {
 
 /// The largest power of two that is not above a positive number.
 fn power_of_two(value: f64) -> f64 {
-    if value > 0.0 && value.is_finite() {
-        value.log2().floor().exp2()
-    } else {
-        1.0
+    if !(value > 0.0 && value.is_finite()) {
+        return 1.0;
     }
+    // A normal number without its fraction: a library's logarithm may round across a power.
+    f64::from_bits(value.max(f64::MIN_POSITIVE).to_bits() & (0x7ff << 52))
 }
 
 fn run(program: Program, limit: Duration) -> Result<microlp::Solution, Status> {

@@ -99,10 +99,23 @@ fn settings(source: &Source<'_>, raw: &raw::Solver) -> Result<Settings, Topology
             Some(raw::TokenMix::Configured) | None => TokenMix::Configured,
         },
         solve_limit_ms: ms("solve_limit_ms", &raw.solve_limit_ms, 10_000)?,
+        history_ticks: history_bound(source, "ticks", &raw.history_ticks, 43_200)?,
+        history_mib: history_bound(source, "mib", &raw.history_mib, 256)?,
         run_dir: raw.run_dir.clone(),
         state_dir: raw.state_dir.clone(),
         listen: listen(source, raw)?,
     })
+}
+
+/// A bound of the history; 0 turns it off.
+fn history_bound(
+    source: &Source<'_>,
+    unit: &str,
+    value: &raw::Whole,
+    default: u32,
+) -> Result<u32, TopologyError> {
+    let key = format!("solver.history_{unit}");
+    source.whole_or(key, value.as_ref(), 0..10_000_001, default)
 }
 
 fn headroom(source: &Source<'_>, raw: &raw::Solver) -> Result<Positive, TopologyError> {
@@ -167,7 +180,7 @@ fn priorities(
             let problem = format!("priorities: at most {} are allowed", id::MAX_PRIORITIES);
             return Err(source.refuse(entry.span(), problem));
         }
-        let default = SHED_COST_MS.0 * SHED_COST_MS.1.powi(i32::try_from(i).unwrap_or(0));
+        let default = (0..i).fold(SHED_COST_MS.0, |cost, _| cost * SHED_COST_MS.1);
         let key = format!("priorities {name:?}: shed_cost_ms");
         let cost: Positive = source.number_or(&key, priority.shed_cost_ms.as_ref(), default)?;
         if let Some(above) = list.last()

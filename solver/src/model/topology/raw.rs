@@ -62,6 +62,8 @@ pub(in crate::model) struct Solver {
     pub(in crate::model) prefill_decode_ratio: Number,
     pub(in crate::model) token_mix: Option<TokenMix>,
     pub(in crate::model) solve_limit_ms: Whole,
+    pub(in crate::model) history_ticks: Whole,
+    pub(in crate::model) history_mib: Whole,
     pub(in crate::model) run_dir: Option<PathBuf>,
     pub(in crate::model) state_dir: Option<PathBuf>,
     pub(in crate::model) listen: Option<Spanned<String>>,
