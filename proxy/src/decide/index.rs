@@ -5,6 +5,8 @@
 //! and a candidate holds what a choice looks at in 32 bytes: a look-up touches one line of the
 //! table, one of the candidates and one of the guard words.
 
+use std::ops::Range;
+
 use pointsman_shm::id::{EngineSlot, Generation, PairNumber, stable_hash};
 use pointsman_shm::policy::{Class, Engine, PlannedState, Policy};
 
@@ -85,6 +87,19 @@ impl PolicyIndex {
     pub(crate) fn class(&self, position: u16) -> Option<&ClassIndex> {
         self.classes.get(usize::from(position))
     }
+
+    /// Where in memory a choice of this class looks: the class, its table, its candidates. For a
+    /// benchmark that empties the caches of them; the addresses hold while this index lives.
+    pub fn memory_of(&self, class: u16) -> impl Iterator<Item = Range<*const u8>> {
+        let class = self.class(class).into_iter();
+        class.flat_map(|class| {
+            [
+                bytes_of(std::slice::from_ref(class)),
+                bytes_of(&class.table),
+                bytes_of(&class.candidates),
+            ]
+        })
+    }
 }
 
 impl ClassIndex {
@@ -93,6 +108,11 @@ impl ClassIndex {
         debug_assert!(!self.table.is_empty(), "an empty table has no slots");
         hash.checked_shr(64 - self.table_bits).unwrap_or(0) as usize
     }
+}
+
+fn bytes_of<T>(slice: &[T]) -> Range<*const u8> {
+    let span = slice.as_ptr_range();
+    span.start.cast()..span.end.cast()
 }
 
 fn gate(engine: &Engine, usable: bool) -> Gate {
@@ -157,5 +177,24 @@ fn prepare(class: &Class, policy: &Policy, engines: &[(u64, Gate)]) -> ClassInde
             .filter_map(|standby| Some((place(standby.engine)?, standby.weight)))
             .collect(),
         candidates: candidates.into(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::decide::testing;
+
+    #[test]
+    fn a_class_is_in_three_places_of_memory() {
+        let policy = testing::policy(&[1, 2], &[&[(1, 0.5), (2, 0.5)]]);
+        let index = PolicyIndex::build(&policy, &|_| true);
+        let bytes = |class| {
+            let spans = index.memory_of(class);
+            let bytes = spans.map(|span| span.end.addr() - span.start.addr());
+            bytes.collect::<Vec<usize>>()
+        };
+        assert_eq!(bytes(0), [size_of::<ClassIndex>(), 1024 * 2, 2 * 32]);
+        assert!(bytes(1).is_empty(), "there is no such class");
     }
 }
