@@ -1,5 +1,6 @@
 //! The command line: what a person types, turned into calls of the pure core or of the daemon.
 
+pub mod history;
 mod report;
 
 use std::io::Write;
@@ -35,6 +36,14 @@ pub enum Command {
     Check(CheckArgs),
     /// Solve a topology once, for its configured demand, and show the plan.
     Plan(PlanArgs),
+    /// List what was decided lately, and why.
+    History(history::HistoryArgs),
+    /// Show a published version.
+    Show(history::ShowArgs),
+    /// Tell what changed from one published version to another.
+    Diff(history::DiffArgs),
+    /// Solve recorded ticks again and compare what comes out, byte for byte.
+    Replay(history::ReplayArgs),
 }
 
 /// Arguments of `run`.
@@ -94,6 +103,10 @@ pub fn execute(cli: &Cli, out: &mut dyn Write) -> Result<(), Error> {
             };
             write(out, &text)
         }
+        Command::History(args) => history::history(args, out),
+        Command::Show(args) => history::show(args, out),
+        Command::Diff(args) => history::diff(args, out),
+        Command::Replay(args) => history::replay(args, out),
     }
 }
 

@@ -9,6 +9,7 @@ pub mod api;
 pub mod cli;
 pub mod collect;
 pub mod error;
+pub mod history;
 pub mod metrics;
 pub mod model;
 pub mod publish;

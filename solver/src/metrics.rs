@@ -95,6 +95,9 @@ metrics! {
     NAME_FAILURES Counter "name_resolution_failures_total" ["name", "reason"]
         "Lookups that gave no address; the last good set stands."
     TASK_PANICS Counter "task_panics_total" ["task"] "Background tasks that panicked."
+    HISTORY_TICKS Counter "history_ticks_total" [] "Ticks written to the history."
+    HISTORY_LOST Counter "history_lost_total" ["cause"] "Ticks that the history lacks."
+    HISTORY_BYTES Gauge "history_bytes" [] "Size of the history."
     SERIES_DROPPED Counter "metric_series_dropped_total" []
         "Values not shown because their metric has too many series."
 }

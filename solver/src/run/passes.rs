@@ -17,12 +17,14 @@ use super::shared::{Record, Shared, StandingPolicy};
 use super::supervise;
 use crate::collect::demand::Demand;
 use crate::collect::signals::{Delta, Pages};
+use crate::history::keeper::{Came, CameOut, Keeper};
+use crate::history::replay::{CRASHED, LATE};
 use crate::metrics;
 use crate::model::optimise::Status;
 use crate::model::plan::Plan;
 use crate::model::topology::Topology;
 use crate::publish::PolicyPublisher;
-use crate::tick::{Inputs, TickOutcome, TickState};
+use crate::tick::{Candidate, Inputs, TickOutcome, TickState};
 
 /// Causes of failed passes; the first ones are the solver's own.
 pub const CAUSES: [&str; 6] = [
@@ -50,6 +52,8 @@ pub struct Core {
     pub publishers: Vec<PolicyPublisher>,
     /// The pure pass.
     pub solve: Solve,
+    /// Takes down what passes saw and came to.
+    pub history: Keeper,
 }
 
 /// Makes passes for ever; `passed` counts them.
@@ -127,6 +131,7 @@ fn work(shared: &Shared, core: &mut Core, verdict: &Verdict) {
     }
     let now = Now::read();
     let inputs = gather::inputs(shared, &core.demand, &deltas, now);
+    let begun = core.history.begin(&core.state);
     let started = Instant::now();
     let solve = core.solve;
     let solved = catch_unwind(AssertUnwindSafe(|| {
@@ -138,43 +143,47 @@ fn work(shared: &Shared, core: &mut Core, verdict: &Verdict) {
         started.elapsed().as_secs_f64(),
     );
     record_signals(shared, core, &deltas);
-    if !verdict.claim() {
-        return;
-    }
+    let in_time = verdict.claim();
     let outcome = match solved {
         Ok(outcome) => outcome,
-        Err(panic) => return fail(shared, "panicked", &supervise::message(panic.as_ref())),
+        Err(panic) => {
+            let message = supervise::message(panic.as_ref());
+            let came = Came::failed(CRASHED, &message);
+            core.history.broken(begun, &core.state, inputs, came);
+            if in_time {
+                fail(shared, "panicked", &message);
+            }
+            return;
+        }
     };
-    note(shared, &outcome.notes);
-    match outcome.status {
-        Status::Optimal => succeed(shared, core, outcome, now),
-        ref status => fail(shared, status.name(), &format!("{status:?}")),
+    if !in_time {
+        let came = Came::failed(LATE, "the answer came too late and was thrown away");
+        return core.history.keep(begun, &core.state, inputs, came);
     }
+    note(shared, &outcome.notes);
+    let came = match outcome.status {
+        Status::Optimal => succeed(shared, core, outcome, now),
+        ref status => {
+            fail(shared, status.name(), &format!("{status:?}"));
+            Came::failed(status.name(), &status.to_string())
+        }
+    };
+    core.history.keep(begun, &core.state, inputs, came);
 }
 
 /// Publishes what is worth it and confirms the rest.
-fn succeed(shared: &Shared, core: &mut Core, outcome: TickOutcome, now: Now) {
+fn succeed(shared: &Shared, core: &mut Core, outcome: TickOutcome, now: Now) -> Came {
+    let mut came = Came::planned(&outcome);
     for candidate in outcome.candidates {
-        let id = candidate.frontend;
-        let publisher = &mut core.publishers[id.0];
-        let Some(reason) = candidate.publish else {
-            publisher.confirm();
-            shared.write(|record| record.frontends[id.0].confirmed_at = Some(Instant::now()));
-            continue;
-        };
-        // Counted and said there; unconfirmed, it is decided anew at the next pass.
-        if publisher.publish(&candidate.policy, reason).is_err() {
-            continue;
-        }
-        let standing = Arc::new(StandingPolicy::new(&candidate.policy));
-        core.state.confirm(id, candidate.policy, now.monotonic_ns);
-        shared.write(|record| {
-            let frontend = &mut record.frontends[id.0];
-            frontend.standing = Some(standing);
-            frontend.reason = Some(reason.name());
-            frontend.published_at = Some(Instant::now());
-            frontend.confirmed_at = frontend.published_at;
-        });
+        let (frontend, reason) = (candidate.frontend, candidate.publish);
+        let policy = core.history.is_on().then(|| candidate.policy.clone());
+        let published = settle(shared, core, candidate, now);
+        came.made.extend(policy.map(|policy| CameOut {
+            frontend,
+            policy,
+            reason,
+            published,
+        }));
     }
     shared.metrics.add(&metrics::TICKS, &[], 1.0);
     if let Some(plan) = &outcome.plan {
@@ -197,6 +206,32 @@ fn succeed(shared: &Shared, core: &mut Core, outcome: TickOutcome, now: Now) {
         record.advice = outcome.advice.map(Arc::new);
     });
     show_weights(shared);
+    came
+}
+
+/// Publishes a candidate that is worth it, or confirms what stands; whether it was published.
+fn settle(shared: &Shared, core: &mut Core, candidate: Candidate, now: Now) -> bool {
+    let id = candidate.frontend;
+    let publisher = &mut core.publishers[id.0];
+    let Some(reason) = candidate.publish else {
+        publisher.confirm();
+        shared.write(|record| record.frontends[id.0].confirmed_at = Some(Instant::now()));
+        return false;
+    };
+    // Counted and said there; unconfirmed, it is decided anew at the next pass.
+    if publisher.publish(&candidate.policy, reason).is_err() {
+        return false;
+    }
+    let standing = Arc::new(StandingPolicy::new(&candidate.policy));
+    core.state.confirm(id, candidate.policy, now.monotonic_ns);
+    shared.write(|record| {
+        let frontend = &mut record.frontends[id.0];
+        frontend.standing = Some(standing);
+        frontend.reason = Some(reason.name());
+        frontend.published_at = Some(Instant::now());
+        frontend.confirmed_at = frontend.published_at;
+    });
+    true
 }
 
 /// Counts a pass without a plan; said when it is another failure than the last.

@@ -18,6 +18,8 @@ use crate::cli::RunArgs;
 use crate::collect::demand::Demand;
 use crate::collect::signals::Pages;
 use crate::error::Error;
+use crate::history::keeper::{Described, Keeper};
+use crate::history::{self, Bounds};
 use crate::metrics::{self, Metrics};
 use crate::model::topology::Topology;
 use crate::publish::{self, EnginesPublisher};
@@ -36,7 +38,7 @@ pub(super) struct Parts {
 
 /// Opens everything; the first thing that is wrong ends it.
 pub(super) fn set_up(args: &RunArgs) -> Result<Parts, Error> {
-    let topology = read_topology(&args.topology)?;
+    let (topology, text) = read_topology(&args.topology)?;
     for warning in &topology.warnings {
         tracing::warn!(topology = %args.topology.display(), "{warning}");
     }
@@ -53,7 +55,14 @@ pub(super) fn set_up(args: &RunArgs) -> Result<Parts, Error> {
     }
     let (state, standing) = restore(&topology, &run_dir, &state_dir);
     let known: Vec<Policy> = standing.iter().flatten().cloned().collect();
+    let described = Described {
+        file: args.topology.display().to_string(),
+        text,
+    };
+    let settings = &topology.settings;
+    let bounds = Bounds::new(settings.history_ticks, settings.history_mib);
     let core = Core {
+        history: Keeper::start(history::folder(&state_dir), bounds, described, &metrics),
         demand: Demand::new(&topology, &known),
         pages: topology
             .frontends
@@ -77,9 +86,10 @@ pub(super) fn set_up(args: &RunArgs) -> Result<Parts, Error> {
     })
 }
 
-fn read_topology(path: &Path) -> Result<Topology, Error> {
+/// The topology, and its text.
+fn read_topology(path: &Path) -> Result<(Topology, String), Error> {
     let text = std::fs::read_to_string(path).map_err(|source| Error::io("read", path, source))?;
-    Ok(Topology::parse(&path.display().to_string(), &text)?)
+    Ok((Topology::parse(&path.display().to_string(), &text)?, text))
 }
 
 /// Run and state folder: the command line wins over the topology, the topology over the default.

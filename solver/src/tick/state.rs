@@ -107,7 +107,8 @@ impl TickState {
     #[must_use]
     pub fn stamp(&self) -> u64 {
         let counters = self.counters;
-        let mut words = vec![self.epoch, counters.ticks, counters.failures, counters.panics];
+        let mut words = vec![self.epoch, counters.ticks];
+        words.extend([counters.failures, counters.panics]);
         for standing in &self.standing {
             let published = standing.published_ns;
             words.extend([standing.version, u64::from(published.is_some())]);

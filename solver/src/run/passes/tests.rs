@@ -38,6 +38,7 @@ impl World {
             demand: Demand::new(&topology, &[]),
             state: TickState::new(&topology, 2),
             solve,
+            history: Keeper::off(),
         };
         let shared = Shared::new(topology, 2, &[None, None], metrics);
         Self {
