@@ -9,6 +9,8 @@ pub mod alarm;
 pub mod engine;
 pub mod h1;
 pub mod load;
+#[cfg(target_arch = "x86_64")]
+pub mod select;
 pub mod stamp;
 pub mod sys;
 pub mod world;

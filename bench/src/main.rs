@@ -4,6 +4,8 @@ use std::process::ExitCode;
 
 use anyhow::Context;
 use clap::{Parser, Subcommand};
+#[cfg(target_arch = "x86_64")]
+use pointsman_bench::select;
 use pointsman_bench::{engine, load, world};
 
 /// Mock engines, load clients and a local world for Pointsman.
@@ -20,6 +22,9 @@ enum Instrument {
     Engine(Box<engine::Args>),
     /// Send load to an engine or a proxy and report what came back.
     Load(Box<load::Args>),
+    /// Measure the choice of an engine while policies change.
+    #[cfg(target_arch = "x86_64")]
+    Select(Box<select::Args>),
     /// Run a local world: engines, solver, proxies, users.
     World(Box<world::Args>),
 }
@@ -50,6 +55,8 @@ fn run(instrument: Instrument) -> anyhow::Result<()> {
         match instrument {
             Instrument::Engine(args) => engine::run(*args).await,
             Instrument::Load(args) => load::run(*args).await,
+            #[cfg(target_arch = "x86_64")]
+            Instrument::Select(args) => select::run(*args).await,
             Instrument::World(args) => world::run(*args).await,
         }
     })

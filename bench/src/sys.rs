@@ -1,7 +1,7 @@
 //! The few kernel calls that the standard library has no safe name for.
 //!
-//! The only unsafe file of the crate: a clock that other processes share, a precise timer, the
-//! limit of open files, signals to children.
+//! A clock that other processes share, a precise timer, the limit of open files, signals to
+//! children. Beside it only `select/cpu.rs` is unsafe.
 #![expect(
     unsafe_code,
     reason = "direct calls to libc; each block says why it is sound"
