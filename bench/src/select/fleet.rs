@@ -1,8 +1,9 @@
 //! The policy that selection is measured with, and how it changes.
 //!
 //! Harder than what an optimum looks like: where that gives a class a few engines, here every
-//! eligible engine has slots of every table (or as many as the spread says), so that a key's engine
-//! is a fresh cache line each time. No engine is refused, so that each key must land exactly where its table says.
+//! eligible engine has slots of every table (or as many as the spread says), so that a key's
+//! engine is a fresh cache line each time. No engine is refused, so that each key must land exactly
+//! where its table says.
 
 use pointsman_shm::id::{
     ClassSlot, EngineSlot, Generation, MAX_PAIRS, MAX_STANDBY, PairNumber, stable_hash,

@@ -205,7 +205,7 @@ fn table(report: &Report) -> Vec<String> {
             load_average(),
         ),
         format!(
-            "{:<25}{:>7}{:>6}{:>7}{:>8}{:>8}{:>8}{:>9}{:>11}{:>7}{:>7}{:>10}{:>8}{:>7}",
+            "{:<25}{:>7}{:>6}{:>7}{:>8}{:>8}{:>9}{:>11}{:>12}{:>8}{:>8}{:>10}{:>8}{:>7}",
             "system",
             "engines",
             "table",
@@ -233,7 +233,7 @@ fn line(row: &Row) -> String {
         quiet.map_or("-".to_owned(), |ns| format!("{ns:.1}"))
     };
     format!(
-        "{:<25}{:>7}{:>6}{:>7}{:>8.1}{:>8.1}{:>8.1}{:>9.1}{:>11.0}{:>7}{:>7}{:>10}{:>8.1}{:>7}",
+        "{:<25}{:>7}{:>6}{:>7}{:>8.1}{:>8.1}{:>9.1}{:>11.1}{:>12.0}{:>8}{:>8}{:>10}{:>8.1}{:>7}",
         row.system,
         row.engines,
         row.tables,
@@ -319,7 +319,7 @@ mod tests {
         disturbed.quiet.clear();
         let row = Row::of(place("pointsman"), &disturbed, TicksPerNs(2.0));
         assert_eq!(row.quiet, None);
-        assert!(line(&row).contains("  -      -"), "{}", line(&row));
+        assert!(line(&row).contains("  -       -"), "{}", line(&row));
     }
 
     #[test]
