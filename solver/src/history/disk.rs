@@ -20,7 +20,7 @@ use pointsman_shm::policy::Policy;
 use super::Bounds;
 use super::compare::Changes;
 use super::keeper::{Came, CameOut, Record};
-use super::record::{Before, Head, Made, Start, Tick, head, pack_inputs, pack_state};
+use super::record::{Before, Head, Made, Start, Tick, head, pack_inputs, pack_state, payload};
 use super::segment::{self, HEADER, Piece};
 use crate::metrics::{self, Metrics};
 
@@ -154,8 +154,9 @@ impl Writer {
         let starts = record.start.is_some();
         let begins = starts && self.open.as_ref().is_none_or(|open| self.is_full(open));
         let tick = self.tick(record);
-        let mut before = match &self.open {
-            Some(open) if !begins => open.before.clone(),
+        // Taken, not copied: what is lost from here on makes the next record differ from nothing.
+        let mut before = match &mut self.open {
+            Some(open) if !begins => std::mem::take(&mut open.before),
             _ => Before::default(),
         };
         let large = |why| Lost {
@@ -241,7 +242,7 @@ impl Writer {
                 }
             }
         }
-        let policies = made.iter().map(|one| one.policy.encode()).collect();
+        let policies = made.iter().map(|one| payload(&one.policy)).collect();
         let made = made.into_iter().map(|one| self.made(one)).collect();
         Tick {
             head: Head {

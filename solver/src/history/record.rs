@@ -143,6 +143,16 @@ impl Start {
     }
 }
 
+/// A policy as bytes; none where it breaks a rule of the contract, which is never published and
+/// need not have bytes.
+#[must_use]
+pub fn payload(policy: &Policy) -> Vec<u8> {
+    match policy.validate() {
+        Ok(()) => policy.encode(),
+        Err(_) => Vec::new(),
+    }
+}
+
 /// Inputs as bytes.
 #[must_use]
 pub fn pack_inputs(inputs: &Inputs) -> Vec<u8> {

@@ -11,7 +11,7 @@ use serde::Serialize;
 
 use super::compare::first_difference;
 use super::read::Item;
-use super::record::{Cost, Start, Tick};
+use super::record::{Cost, Start, Tick, payload};
 use crate::model::topology::{FrontendId, Topology};
 use crate::tick::{TickOutcome, TickState, tick};
 
@@ -189,13 +189,13 @@ fn compare(recorded: &Tick, now: &TickOutcome) -> Option<Difference> {
         return Some(differs(format!("policies: recorded {then}, now {now}")));
     }
     let policies = head.made.iter().zip(&recorded.policies);
-    for ((made, payload), candidate) in policies.zip(&now.candidates) {
+    for ((made, recorded), candidate) in policies.zip(&now.candidates) {
         let in_policy = |what| Difference {
             frontend: Some(made.frontend.clone()),
             version: Some(made.version),
             ..differs(what)
         };
-        if let Some(what) = first_difference(payload, &candidate.policy.encode()) {
+        if let Some(what) = first_difference(recorded, &payload(&candidate.policy)) {
             return Some(in_policy(what));
         }
         let reason = candidate.publish.map(|reason| reason.name());

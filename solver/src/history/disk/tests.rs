@@ -245,3 +245,20 @@ fn a_tick_too_large_is_lost_alone() {
     place.step(&mut writer, 3);
     assert_eq!(place.read(), (vec![1, 3], vec![]));
 }
+
+#[test]
+fn a_policy_that_breaks_the_contract_is_kept_by_its_name_only() {
+    let place = Place::new();
+    let mut writer = place.writer(1_000, 1 << 20);
+    let mut record = place.record(1, true);
+    // Too long for any payload.
+    record.came.made[0].policy.engines[0].authority = "x".repeat(300);
+    record.came.made[0].published = false;
+    writer.step(record, Instant::now());
+    let items: Vec<Item> = Walk::new(segments(&place.folder()).unwrap()).collect();
+    let [Item::Tick(tick)] = &items[..] else {
+        panic!("{items:?}");
+    };
+    assert_eq!(tick.head.made[0].frontend, "A");
+    assert_eq!(tick.policies, [Vec::<u8>::new()]);
+}
