@@ -14,6 +14,7 @@ use crate::model::optimise::optimise;
 use crate::model::plan::Plan;
 use crate::model::problem::{DemandNow, EngineNow, Now, Problem};
 use crate::model::topology::Topology;
+use crate::operate::client;
 
 /// Largest topology that is read, bytes.
 const MAX_FILE: u64 = 16 * 1024 * 1024;
@@ -36,6 +37,9 @@ pub enum Command {
     Check(CheckArgs),
     /// Solve a topology once, for its configured demand, and show the plan.
     Plan(PlanArgs),
+    /// Show, change or take back what an operator orders of a running solver.
+    #[command(flatten)]
+    Operate(client::Operate),
     /// List what was decided lately, and why.
     History(history::HistoryArgs),
     /// Show a published version.
@@ -103,6 +107,7 @@ pub fn execute(cli: &Cli, out: &mut dyn Write) -> Result<(), Error> {
             };
             write(out, &text)
         }
+        Command::Operate(operate) => client::run(operate, out),
         Command::History(args) => history::history(args, out),
         Command::Show(args) => history::show(args, out),
         Command::Diff(args) => history::diff(args, out),
@@ -116,6 +121,15 @@ pub fn execute(cli: &Cli, out: &mut dyn Write) -> Result<(), Error> {
 ///
 /// When the file cannot be read, is no text, is too large, or is refused.
 pub fn load(file: &Path) -> Result<Topology, Error> {
+    Ok(Topology::parse(&file.display().to_string(), &read(file)?)?)
+}
+
+/// Reads the text of a topology.
+///
+/// # Errors
+///
+/// When the file cannot be read, is no text or is too large.
+pub fn read(file: &Path) -> Result<String, Error> {
     let size = std::fs::metadata(file)
         .map_err(|e| Error::io("read", file, e))?
         .len();
@@ -126,8 +140,7 @@ pub fn load(file: &Path) -> Result<Topology, Error> {
         );
         return Err(Error::Other(reason));
     }
-    let text = std::fs::read_to_string(file).map_err(|e| Error::io("read", file, e))?;
-    Ok(Topology::parse(&file.display().to_string(), &text)?)
+    std::fs::read_to_string(file).map_err(|e| Error::io("read", file, e))
 }
 
 /// The plan for the configured demand, with every engine as described and nothing published.

@@ -12,6 +12,7 @@ pub mod error;
 pub mod history;
 pub mod metrics;
 pub mod model;
+pub mod operate;
 pub mod publish;
 pub mod run;
 pub mod store;

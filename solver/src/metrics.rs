@@ -94,6 +94,15 @@ metrics! {
         "1 when the engine's last page did not have the signal."
     NAME_FAILURES Counter "name_resolution_failures_total" ["name", "reason"]
         "Lookups that gave no address; the last good set stands."
+    GATE_HOLDS Counter "gate_holds_total" ["reason"]
+        "Passes that held the weights, and topologies refused, by the gate that asked for it."
+    GATE_HOLDING Gauge "gate_holding" ["reason"] "1 while a gate holds the weights that stand."
+    ORDERS Gauge "orders" ["kind"] "Orders of the operator in force: hold, drain, weights, pin."
+    RELOADS Counter "topology_reloads_total" ["outcome"]
+        "Reloads of the topology: taken, unchanged, refused."
+    TOPOLOGY_GENERATION Gauge "topology_generation" [] "Topologies taken since the start."
+    TOPOLOGY_GENERATIONS_ALIVE Gauge "topology_generations_alive" []
+        "Topologies in memory; more than a few for long means that something keeps old ones."
     TASK_PANICS Counter "task_panics_total" ["task"] "Background tasks that panicked."
     HISTORY_TICKS Counter "history_ticks_total" [] "Ticks written to the history."
     HISTORY_LOST Counter "history_lost_total" ["cause"] "Ticks that the history lacks."
@@ -162,6 +171,17 @@ impl Metrics {
         self.lock().insert(metric.name, family);
         if dropped > 0 {
             self.add(&SERIES_DROPPED, &[], f64::from(dropped));
+        }
+    }
+
+    /// Forgets every series that has `value` for the label `label`: what it names is gone.
+    pub fn forget(&self, label: &str, value: &str) {
+        let mut families = self.lock();
+        for metric in ALL {
+            let at = metric.labels.iter().position(|name| *name == label);
+            if let (Some(at), Some(family)) = (at, families.get_mut(metric.name)) {
+                family.series.retain(|labels, _| labels[at] != value);
+            }
         }
     }
 
@@ -402,6 +422,20 @@ mod tests {
         metrics.replace(&WEIGHT, [(["f", "c", "a"], 1.0)].into_iter());
         assert_eq!(metrics.value(&WEIGHT, &["f", "c", "a"]), Some(1.0));
         assert_eq!(metrics.value(&WEIGHT, &["f", "c", "b"]), None);
+    }
+
+    #[test]
+    fn what_is_gone_is_forgotten_in_every_metric_that_names_it() {
+        let metrics = Metrics::default();
+        metrics.set(&ENGINE_UP, &["a"], 1.0);
+        metrics.set(&ENGINE_UP, &["b"], 1.0);
+        metrics.add(&SCRAPE_ERRORS, &["a", "b"], 1.0);
+        metrics.add(&NAME_FAILURES, &["a", "failed"], 1.0);
+        metrics.forget("engine", "a");
+        assert_eq!(metrics.value(&ENGINE_UP, &["a"]), None);
+        assert_eq!(metrics.value(&SCRAPE_ERRORS, &["a", "b"]), None);
+        assert_eq!(metrics.value(&ENGINE_UP, &["b"]), Some(1.0));
+        assert_eq!(metrics.value(&NAME_FAILURES, &["a", "failed"]), Some(1.0));
     }
 
     #[test]

@@ -3,18 +3,21 @@
 //! Everything that can be wrong with the set-up is found before the first task starts and ends the
 //! process with an error that names it. Afterwards nothing ends it but a signal.
 
+pub(crate) mod collectors;
+pub mod current;
 pub mod engine_state;
 #[cfg(test)]
 pub(crate) mod fixtures;
 pub mod gather;
 pub mod passes;
-mod set_up;
+pub(crate) mod set_up;
 pub mod shared;
 pub mod supervise;
 mod tasks;
 
 use std::io::Write;
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::signal::unix::{Signal, SignalKind, signal};
@@ -22,6 +25,7 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use self::set_up::Parts;
 use crate::cli::RunArgs;
 use crate::error::Error;
+use crate::operate::reload::Reloader;
 
 /// Blocking work that is under way gets this long at the end.
 const STOP: Duration = Duration::from_secs(1);
@@ -48,10 +52,11 @@ pub fn run(args: &RunArgs) -> Result<(), Error> {
 
 /// Runs until a signal says to stop, also while it starts.
 async fn serve(parts: Parts) -> Result<(), Error> {
-    let mut signals = Signals::watch()?;
     let admin = parts.admin;
+    let reloader = Arc::new(Reloader::new(&parts));
+    let mut signals = Signals::watch(reloader.clone())?;
     let tasks = tokio::select! {
-        tasks = tasks::start(parts) => tasks,
+        tasks = tasks::start(parts, reloader) => tasks,
         () = signals.stop() => return Ok(()),
     };
     say_ready(admin);
@@ -65,10 +70,11 @@ struct Signals {
     terminate: Signal,
     interrupt: Signal,
     hangup: Signal,
+    reloader: Arc<Reloader>,
 }
 
 impl Signals {
-    fn watch() -> Result<Self, Error> {
+    fn watch(reloader: Arc<Reloader>) -> Result<Self, Error> {
         let watch = |kind| {
             signal(kind).map_err(|error| Error::Other(format!("cannot watch for signals: {error}")))
         };
@@ -76,18 +82,17 @@ impl Signals {
             terminate: watch(SignalKind::terminate())?,
             interrupt: watch(SignalKind::interrupt())?,
             hangup: watch(SignalKind::hangup())?,
+            reloader,
         })
     }
 
-    /// Waits for the one to stop at.
+    /// Waits for the one to stop at; the one to read the topology again is passed on.
     async fn stop(&mut self) {
         loop {
             tokio::select! {
                 _ = self.terminate.recv() => break,
                 _ = self.interrupt.recv() => break,
-                _ = self.hangup.recv() => {
-                    tracing::warn!("SIGHUP: the topology is read at start; restart to change it");
-                }
+                _ = self.hangup.recv() => self.reloader.want(),
             }
         }
         tracing::info!("stopping; the published policies stand");

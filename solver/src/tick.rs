@@ -5,12 +5,18 @@
 //! is not confirmed is not remembered, so a failed write is simply decided again next time.
 
 mod decide;
+mod gates;
 mod inputs;
+mod orders;
 mod state;
+mod witness;
 mod world;
 
+pub use gates::{Gate, Held};
 pub use inputs::{DemandSample, EngineSample, Health, Inputs};
+pub use orders::Orders;
 pub use state::{Counters, TickState};
+pub use witness::{Answers, Arrivals, Witness};
 
 use pointsman_shm::policy::{Mode, Policy};
 
@@ -34,6 +40,8 @@ pub struct TickOutcome {
     pub candidates: Vec<Candidate>,
     /// What a person should know of this pass, such as engines left out and why.
     pub notes: Vec<String>,
+    /// Gates that hold the weights that stand; empty when none does.
+    pub held: Vec<Held>,
 }
 
 /// One frontend's policy, and whether to publish it.
@@ -52,6 +60,8 @@ pub struct Candidate {
 pub enum Reason {
     /// Nothing stands yet.
     First,
+    /// The operator ordered other weights.
+    Ordered,
     /// Engines, eligibility, addresses, routes or who sets the weights changed.
     EnginesChanged,
     /// What must be shed changed, or the standing weights exceed a hard capacity.
@@ -68,6 +78,7 @@ impl Reason {
     pub fn name(self) -> &'static str {
         match self {
             Self::First => "first",
+            Self::Ordered => "ordered",
             Self::EnginesChanged => "engines_changed",
             Self::Feasibility => "feasibility",
             Self::Benefit => "benefit",
@@ -80,15 +91,19 @@ impl Reason {
 pub fn tick(topology: &Topology, state: &mut TickState, inputs: &Inputs) -> TickOutcome {
     state.counters.ticks += 1;
     state.registry.assign(topology, inputs.now_ns);
+    let mut believed = inputs.clone();
+    let held = gates::judge(topology, &mut state.gates, &mut believed);
+    let inputs = &believed;
     let mut world = World::new(topology, state, inputs);
     let problem = world.problem(topology, true);
     let solution = match optimise(&problem) {
         Ok(solution) => solution,
-        Err(status) => return failed(state, status, world.notes),
+        Err(status) => return failed(state, status, world.notes, held),
     };
+    world.note_overload(topology, &problem, &solution);
     let plan = Plan::new(topology, &problem, &world.engines, &solution);
     let observed = topology.classes.iter().any(|c| c.mode == Mode::Observe);
-    let advice = if observed {
+    let advice = if observed || problem.sources.iter().any(|s| s.fixed.is_some()) {
         advice(topology, &mut world)
     } else {
         None
@@ -108,11 +123,17 @@ pub fn tick(topology: &Topology, state: &mut TickState, inputs: &Inputs) -> Tick
             })
             .collect(),
         notes: world.notes,
+        held,
     }
 }
 
 /// A pass without a new plan: the last policies stand.
-fn failed(state: &mut TickState, status: Status, notes: Vec<String>) -> TickOutcome {
+fn failed(
+    state: &mut TickState,
+    status: Status,
+    notes: Vec<String>,
+    held: Vec<Held>,
+) -> TickOutcome {
     state.counters.failures += 1;
     if matches!(status, Status::Panicked { .. }) {
         state.counters.panics += 1;
@@ -123,6 +144,7 @@ fn failed(state: &mut TickState, status: Status, notes: Vec<String>) -> TickOutc
         advice: None,
         candidates: Vec::new(),
         notes,
+        held,
     }
 }
 
@@ -168,7 +190,33 @@ fn candidates(
                 .unwrap_or(described)
                 .max(1),
         };
-        compose(&parts, frontend, heading, standing.policy.as_ref())
+        let mut policy = compose(&parts, frontend, heading, standing.policy.as_ref());
+        if let Some(standing) = &standing.policy {
+            keep_admission(topology, inputs, frontend, standing, &mut policy);
+        }
+        policy
     };
     topology.frontend_ids().map(one).collect()
+}
+
+/// Where weights are held, so is what is refused: it was planned with them.
+fn keep_admission(
+    topology: &Topology,
+    inputs: &Inputs,
+    frontend: FrontendId,
+    standing: &Policy,
+    policy: &mut Policy,
+) {
+    for (id, class) in topology.class_ids().zip(&topology.classes) {
+        if !inputs.orders.holds(frontend, id) {
+            continue;
+        }
+        let before = standing.classes.iter().find(|c| c.name == class.name);
+        let now = policy.classes.iter_mut().find(|c| c.name == class.name);
+        if let (Some(before), Some(now)) = (before, now)
+            && before.admitted_rps.len() == now.admitted_rps.len()
+        {
+            now.admitted_rps.clone_from(&before.admitted_rps);
+        }
+    }
 }

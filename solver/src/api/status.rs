@@ -12,11 +12,21 @@ use crate::collect::aliases::Signal;
 use crate::collect::demand::Reading;
 use crate::model::plan::{EnginePlan, Plan, SourcePlan, Terms};
 use crate::model::topology::{ClassId, DemandSource, EngineId, FrontendId};
-use crate::run::shared::{FrontendRecord, Record, Shared};
+use crate::run::shared::{FrontendRecord, Record, Reload, Shared};
+
+mod operated;
+
+pub use operated::{DrainStatus, HeldStatus, OrderStatus};
 
 /// The solver at one moment.
 #[derive(Clone, Debug, Serialize)]
 pub struct Status {
+    /// What the operator ordered.
+    pub orders: Vec<OrderStatus>,
+    /// Gates that hold the weights that stand.
+    pub held: Vec<HeldStatus>,
+    /// How the last reload of the topology ended.
+    pub reload: Option<Reload>,
     /// `/readyz` answers 200.
     pub ready: bool,
     /// Why not.
@@ -148,6 +158,8 @@ pub struct WeightStatus {
 pub struct EngineStatus {
     /// Its name.
     pub engine: String,
+    /// How far its drain is; `None` where none is ordered.
+    pub drain: Option<DrainStatus>,
     /// `up`, `down` or `unknown`.
     pub health: &'static str,
     /// Age of the last health check, seconds.
@@ -208,6 +220,9 @@ impl Status {
             .collect();
         let settled = |class: &ClassStatus| class.settled;
         Self {
+            orders: operated::orders(&shared.desk.kept().orders),
+            held: operated::held(&record),
+            reload: record.reload.clone(),
             ready: unready.is_none(),
             unready,
             epoch: shared.epoch,
@@ -226,7 +241,7 @@ impl Status {
             terms: plan.map(|plan| plan.terms.into()),
             engines: topology
                 .engine_ids()
-                .map(|id| engine(shared, plan, id))
+                .map(|id| engine(shared, plan, id, &record))
                 .collect(),
             advice: advice(shared, &record),
             notes: record.notes,
@@ -359,13 +374,14 @@ fn weights(
         .collect()
 }
 
-fn engine(shared: &Shared, plan: Option<&Plan>, id: EngineId) -> EngineStatus {
+fn engine(shared: &Shared, plan: Option<&Plan>, id: EngineId, record: &Record) -> EngineStatus {
     let name = &shared.topology.engines[id.0].name;
     let seen = shared.board.observation(name);
     let planned: Option<&EnginePlan> =
         plan.and_then(|plan| plan.engines.iter().find(|planned| planned.engine == id));
     EngineStatus {
         engine: name.clone(),
+        drain: operated::drain(shared, record, name),
         health: match seen.health {
             Health::Unknown => "unknown",
             Health::Up => "up",

@@ -85,6 +85,26 @@ impl Demand {
         demand
     }
 
+    /// The averages for another topology: those of (frontend, class) that stay go on.
+    #[must_use]
+    pub fn carry(&self, old: &Topology, new: &Topology, standing: &[Policy]) -> Self {
+        let mut next = Self::new(new, standing);
+        if self.source != next.source || next.source == DemandSource::Configured {
+            return next;
+        }
+        for ((frontend, class), averages) in &mut next.classes {
+            let frontend = &new.frontends[frontend.0].name;
+            let class = &new.classes[class.0].name;
+            let before = old.frontends.iter().position(|f| f.name == *frontend);
+            let before = before.zip(old.classes.iter().position(|c| c.name == *class));
+            let before = before.map(|(f, c)| (FrontendId(f), ClassId(c)));
+            if let Some(kept) = before.and_then(|key| self.classes.get(&key)) {
+                averages.clone_from(kept);
+            }
+        }
+        next
+    }
+
     /// Takes in what one frontend's pages told.
     pub fn absorb(
         &mut self,

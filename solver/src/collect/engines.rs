@@ -62,6 +62,8 @@ pub struct Rhythm {
 pub struct Observation {
     /// Outcome of its health checks.
     pub health: Health,
+    /// Its last check got no answer at all.
+    pub silent: bool,
     /// When it was last checked.
     pub health_at: Option<Instant>,
     /// The last page's signals.
@@ -80,6 +82,7 @@ impl Default for Observation {
     fn default() -> Self {
         Self {
             health: Health::Unknown,
+            silent: false,
             health_at: None,
             readings: Readings::default(),
             load_at: None,
@@ -102,6 +105,12 @@ impl Board {
     pub fn observation(&self, engine: &str) -> Observation {
         let engines = self.engines.lock().unwrap_or_else(PoisonError::into_inner);
         engines.get(engine).cloned().unwrap_or_default()
+    }
+
+    /// Forgets an engine that is gone.
+    pub fn forget(&self, engine: &str) {
+        let mut engines = self.engines.lock().unwrap_or_else(PoisonError::into_inner);
+        engines.remove(engine);
     }
 
     fn write(&self, engine: &str, change: impl FnOnce(&mut Observation)) {
@@ -206,6 +215,7 @@ impl Scraper {
             Err(Failure::Refused) => Check::Refused,
             Err(_) => Check::Failed,
         };
+        let silent = answer.is_err();
         if self.health.absorb(check) {
             let finding = answer.map(|answer| answer.status);
             let engine = &self.target.engine;
@@ -216,6 +226,7 @@ impl Scraper {
         let (health, now) = (self.health.health(), Instant::now());
         self.board.write(&self.target.engine, |seen| {
             seen.health = health;
+            seen.silent = silent;
             seen.health_at = Some(now);
         });
         if health != Health::Unknown {

@@ -73,6 +73,12 @@ impl Names {
             .unwrap_or_default()
     }
 
+    /// Forgets a name that nothing uses any more.
+    pub fn forget(&self, name: &str) {
+        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        known.remove(name);
+    }
+
     /// Takes in one lookup's result.
     pub fn absorb(&self, name: &str, lookup: Lookup, metrics: &Metrics) {
         let mut all = self.known.lock().unwrap_or_else(PoisonError::into_inner);

@@ -9,10 +9,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 use pointsman_shm::id::{ClassSlot, EngineSlot, Generation, MAX_PRIORITIES, PairNumber};
-use pointsman_shm::signals::{self, PairCounters, SignalsReader, Snapshot};
+use pointsman_shm::signals::{self, EngineCounters, PairCounters, SignalsReader, Snapshot};
 use pointsman_shm::{Error, boottime_ns};
 
 use crate::metrics::{self, Metrics};
+use crate::tick::Answers;
 
 /// Most pages read of one frontend; more processes than any host runs.
 const MAX_PAGES: usize = 1_024;
@@ -36,6 +37,12 @@ pub struct Delta {
     pub tokens: BTreeMap<(PairNumber, Generation), Tokens>,
     /// Attempts that live processes have in flight now.
     pub in_flight: BTreeMap<(EngineSlot, Generation), u64>,
+    /// How engines answered.
+    pub answers: BTreeMap<(EngineSlot, Generation), Answers>,
+    /// Attempts started and requests shed.
+    pub handled: u64,
+    /// A page that stood before could not be read, or its counters fell: its part is missing here.
+    pub blind: bool,
 }
 
 /// Tokens of the answers of one pair.
@@ -61,6 +68,8 @@ pub struct Pages {
     open: BTreeMap<PathBuf, Page>,
     /// Paths whose last reading failed, so that it is said once.
     failing: BTreeSet<PathBuf>,
+    /// Paths that were read once and are refused since.
+    missed: BTreeSet<PathBuf>,
     last_ns: Option<u64>,
 }
 
@@ -68,6 +77,8 @@ pub struct Pages {
 struct Page {
     reader: SignalsReader,
     last: Option<Snapshot>,
+    /// It was read at least once.
+    stood: bool,
 }
 
 impl Pages {
@@ -79,6 +90,7 @@ impl Pages {
             dir: run_dir.join(frontend).join("signals"),
             open: BTreeMap::new(),
             failing: BTreeSet::new(),
+            missed: BTreeSet::new(),
             last_ns: None,
         }
     }
@@ -100,13 +112,15 @@ impl Pages {
             }
         };
         self.open.retain(|path, _| paths.contains(path));
+        self.missed.retain(|path| paths.contains(path));
         self.failing
             .retain(|path| paths.contains(path) || *path == self.dir);
         let mut boots = Vec::new();
         for path in paths.into_iter().take(MAX_PAGES) {
-            match self.read(&path, &mut delta) {
+            match self.read(&path, &mut delta, metrics) {
                 Ok(Some(boot)) => {
                     self.failing.remove(&path);
+                    self.missed.remove(&path);
                     if !boots.contains(&boot) {
                         boots.push(boot);
                     }
@@ -115,7 +129,12 @@ impl Pages {
                     self.open.remove(&path);
                 }
                 Err(error) => {
-                    self.open.remove(&path);
+                    // What was read before, or is refused again after that, is missed.
+                    let stood = self.open.remove(&path).is_some_and(|page| page.stood);
+                    if stood || self.missed.contains(&path) {
+                        delta.blind = true;
+                        self.missed.insert(path.clone());
+                    }
                     self.fail(path, &error, metrics);
                 }
             }
@@ -135,12 +154,14 @@ impl Pages {
         &mut self,
         path: &Path,
         delta: &mut Delta,
+        metrics: &Metrics,
     ) -> Result<Option<pointsman_shm::BootId>, Error> {
         let page = match self.open.entry(path.to_owned()) {
             std::collections::btree_map::Entry::Occupied(entry) => entry.into_mut(),
             std::collections::btree_map::Entry::Vacant(entry) => entry.insert(Page {
                 reader: SignalsReader::open(path)?,
                 last: None,
+                stood: false,
             }),
         };
         // Asked before the snapshot: what is dead then has written all it ever will.
@@ -150,11 +171,17 @@ impl Pages {
         let is_new = self
             .last_ns
             .is_some_and(|last| now.instance.start_ns >= last);
-        if earlier.is_some() || is_new {
+        if earlier.as_ref().is_some_and(|earlier| fell(&now, earlier)) {
+            // One writer only ever adds: what fell was overwritten, and is a new starting point.
+            tracing::warn!(frontend = %self.frontend, page = %path.display(), "signal page went back");
+            metrics.add(&metrics::SIGNAL_PAGE_ERRORS, &[&self.frontend], 1.0);
+            delta.blind = true;
+        } else if earlier.is_some() || is_new {
             delta.measured = true;
             add(delta, &now, earlier.as_ref());
         }
         let boot = now.instance.boot;
+        page.stood = true;
         if alive {
             add_live(delta, &now);
             page.last = Some(now);
@@ -189,6 +216,27 @@ fn add(delta: &mut Delta, now: &Snapshot, earlier: Option<&Snapshot>) {
             *sum = sum.saturating_add(offered);
         }
     }
+    for (slot, counters) in &now.classes {
+        let before = earlier.and_then(|earlier| at(&earlier.classes, *slot));
+        let shed = before.map_or(counters.shed, |before| counters.since(before).shed);
+        let shed: u64 = shed
+            .iter()
+            .flatten()
+            .fold(0, |sum, n| sum.saturating_add(*n));
+        delta.handled = delta.handled.saturating_add(shed);
+    }
+    for (slot, counters) in &now.engines {
+        let before = earlier.and_then(|earlier| at(&earlier.engines, *slot));
+        let since = before.map_or_else(|| counters.clone(), |before| counters.since(before));
+        delta.handled = delta.handled.saturating_add(since.started);
+        let sum = delta
+            .answers
+            .entry((*slot, counters.generation))
+            .or_default();
+        let answers = outcomes(&since);
+        sum.succeeded = sum.succeeded.saturating_add(answers.succeeded);
+        sum.failed = sum.failed.saturating_add(answers.failed);
+    }
     for (number, counters) in &now.pairs {
         let before = earlier.and_then(|earlier| at(&earlier.pairs, *number));
         let since = before.map_or(*counters, |before| counters.since(before));
@@ -198,6 +246,42 @@ fn add(delta: &mut Delta, now: &Snapshot, earlier: Option<&Snapshot>) {
             .or_default()
             .add(since.into());
     }
+}
+
+/// Whether a counter of the same life counts less than before.
+fn fell(now: &Snapshot, earlier: &Snapshot) -> bool {
+    let class = now.classes.iter().any(|(slot, counters)| {
+        at(&earlier.classes, *slot).is_some_and(|before| {
+            let mut both = counters.offered.iter().zip(&before.offered);
+            before.generation == counters.generation && both.any(|(now, before)| now < before)
+        })
+    });
+    // Zeroed records lose their generation with their counts.
+    let lost = |(slot, before): &(ClassSlot, signals::ClassCounters)| {
+        let now = at(&now.classes, *slot).map_or(Generation(0), |now| now.generation);
+        before.generation.0 > now.0
+    };
+    class || earlier.classes.iter().any(lost)
+}
+
+fn outcomes(counters: &EngineCounters) -> Answers {
+    let mut answers = Answers::default();
+    for (outcome, count) in signals::Outcome::ALL.into_iter().zip(counters.ended) {
+        use signals::Outcome as O;
+        match outcome {
+            O::Success | O::ClientError | O::Backpressure => answers.succeeded += count,
+            O::ServerError
+            | O::ConnectRefused
+            | O::ConnectTimeout
+            | O::ResetBeforeByte
+            | O::FirstByteTimeout
+            | O::MidStreamReset
+            | O::Stall
+            | O::StreamError => answers.failed += count,
+            O::ClientCancel | O::Ours => {}
+        }
+    }
+    answers
 }
 
 fn add_live(delta: &mut Delta, now: &Snapshot) {
@@ -368,6 +452,65 @@ mod tests {
             output: 200,
         };
         assert_eq!(delta.tokens.get(&PAIR), Some(&expected));
+    }
+
+    #[test]
+    fn how_engines_answered_and_what_became_of_arrivals_is_told() {
+        let dir = tempfile::tempdir().unwrap();
+        let metrics = Metrics::default();
+        let mut pages = Pages::new(dir.path(), "f");
+        let proxy = Proxy::start(dir.path());
+        pages.look(&metrics);
+        let slot = (EngineSlot(2), GENERATION);
+        let engine = proxy.shards[1].engine(slot.0, slot.1).unwrap();
+        for outcome in signals::Outcome::ALL {
+            engine.attempt_started();
+            engine.attempt_ended(outcome);
+        }
+        let class = proxy.shards[0].class(CLASS.0, CLASS.1).unwrap();
+        class.shed(signals::ShedCause::NoEngine, 1);
+        let delta = pages.look(&metrics);
+        let answers = Answers {
+            succeeded: 3,
+            failed: 8,
+        };
+        assert_eq!(delta.answers.get(&slot), Some(&answers));
+        assert_eq!(
+            (delta.handled, delta.blind),
+            (signals::Outcome::COUNT as u64 + 1, false)
+        );
+    }
+
+    #[test]
+    fn a_page_that_went_back_or_is_refused_is_missed_and_not_taken_for_silence() {
+        use std::os::unix::fs::FileExt as _;
+        let dir = tempfile::tempdir().unwrap();
+        let metrics = Metrics::default();
+        let mut pages = Pages::new(dir.path(), "f");
+        let proxy = Proxy::start(dir.path());
+        proxy.offer(0, 0, 50);
+        pages.look(&metrics);
+        let path = proxy.writer.path();
+        let file = std::fs::OpenOptions::new().write(true).open(path).unwrap();
+        let length = file.metadata().unwrap().len() as usize;
+        file.write_all_at(&vec![0; length - 4096], 4096).unwrap();
+        let zeroed = pages.look(&metrics);
+        assert_eq!(
+            (zeroed.blind, zeroed.measured, offered(&zeroed)),
+            (true, false, None)
+        );
+        // From there on it is a page as any.
+        proxy.offer(0, 0, 4);
+        let after = pages.look(&metrics);
+        assert_eq!((after.blind, offered(&after)), (false, Some((4, 0))));
+        // A page that lost its head stays missed for as long as it is there.
+        pages.open.clear();
+        pages.missed.insert(proxy.writer.path().to_owned());
+        file.write_all_at(&[0; 64], 0).unwrap();
+        for _ in 0..2 {
+            let refused = pages.look(&metrics);
+            assert_eq!((refused.blind, refused.live_pages), (true, 0));
+        }
     }
 
     #[test]

@@ -7,25 +7,26 @@ use std::time::Duration;
 
 use pointsman_shm::engine_state::EngineState;
 use pointsman_shm::id::{EngineSlot, Generation};
-use tokio::time::{Instant, MissedTickBehavior, interval};
+use tokio::time::{Instant, sleep_until};
 
+use super::current::Current;
 use super::shared::Shared;
 use crate::collect::aliases::Signal;
 use crate::collect::engines::Observation;
 use crate::publish::EnginesPublisher;
 
 /// Publishes engine state of every frontend for ever.
-pub async fn publish(shared: Arc<Shared>, publishers: Arc<Mutex<Vec<EnginesPublisher>>>) {
-    let mut turns = interval(Duration::from_millis(
-        shared.topology.settings.engine_state_ms,
-    ));
-    turns.set_missed_tick_behavior(MissedTickBehavior::Delay);
+pub async fn publish(current: Arc<Current>, publishers: Arc<Mutex<Vec<EnginesPublisher>>>) {
     loop {
-        turns.tick().await;
-        publish_once(
-            &shared,
-            &mut publishers.lock().unwrap_or_else(PoisonError::into_inner),
-        );
+        let began = Instant::now();
+        let period_ms = {
+            let mut publishers = publishers.lock().unwrap_or_else(PoisonError::into_inner);
+            // Under the lock, so that it is the topology that the publishers are of.
+            let shared = current.shared();
+            publish_once(&shared, &mut publishers);
+            shared.topology.settings.engine_state_ms
+        };
+        sleep_until(began + Duration::from_millis(period_ms)).await;
     }
 }
 

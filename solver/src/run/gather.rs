@@ -10,21 +10,29 @@ use crate::collect::aliases::Signal;
 use crate::collect::demand::Demand;
 use crate::collect::engines::Observation;
 use crate::collect::signals::Delta;
-use crate::model::topology::{DemandSource, EngineId};
+use crate::model::registry::Registry;
+use crate::model::topology::{DemandSource, EngineId, Topology};
 use crate::model::units::{NonNegative, Share};
-use crate::tick::{EngineSample, Health, Inputs};
+use crate::tick::{Arrivals, EngineSample, Health, Inputs, Witness};
 
 /// An observation older than this, or than five scrape periods, is no observation.
 const FRESH: Duration = Duration::from_secs(10);
 
 /// Inputs of one pass.
 #[must_use]
-pub fn inputs(shared: &Shared, demand: &Demand, deltas: &[Delta], now: Now) -> Inputs {
+pub fn inputs(
+    shared: &Shared,
+    registry: &Registry,
+    demand: &Demand,
+    deltas: &[Delta],
+    now: Now,
+) -> Inputs {
     let topology = &shared.topology;
     let mut inputs = Inputs {
         now_ns: now.monotonic_ns,
         unix_ms: now.unix_ms,
         demand: demand.samples(topology),
+        witness: witness(topology, registry, deltas),
         ..Inputs::default()
     };
     let fresh = FRESH.max(Duration::from_millis(topology.settings.scrape_ms).saturating_mul(5));
@@ -50,6 +58,34 @@ pub fn inputs(shared: &Shared, demand: &Demand, deltas: &[Delta], now: Now) -> I
         inputs.hosts = measured.map(|(id, delta)| (id, delta.live_hosts)).collect();
     }
     inputs
+}
+
+/// What pages tell beside demand, summed over frontends.
+fn witness(topology: &Topology, registry: &Registry, deltas: &[Delta]) -> Witness {
+    let mut witness = Witness::default();
+    for (frontend, delta) in topology.frontend_ids().zip(deltas) {
+        if delta.live_pages == 0 && !delta.measured && !delta.blind {
+            continue;
+        }
+        let arrivals = Arrivals {
+            length_s: if delta.measured { delta.length_s } else { 0.0 },
+            handled: delta.handled,
+            in_flight: delta.in_flight.values().sum(),
+            blind: delta.blind,
+        };
+        witness.arrivals.insert(frontend, arrivals);
+    }
+    for (id, engine) in topology.engine_ids().zip(&topology.engines) {
+        let Some(slot) = registry.engine(&engine.name) else {
+            continue;
+        };
+        for answers in deltas.iter().filter_map(|delta| delta.answers.get(&slot)) {
+            let sum = witness.engines.entry(id).or_default();
+            sum.succeeded = sum.succeeded.saturating_add(answers.succeeded);
+            sum.failed = sum.failed.saturating_add(answers.failed);
+        }
+    }
+    witness
 }
 
 /// The two clocks of a pass.
@@ -82,6 +118,7 @@ fn sample(engine: EngineId, seen: &Observation, fresh: Duration) -> EngineSample
             Seen::Up => Health::Up,
             Seen::Down => Health::Down,
         };
+        sample.silent = seen.silent;
     }
     if is_fresh(seen.load_at) {
         let value = |signal| seen.readings.value(signal).and_then(NonNegative::new);

@@ -10,8 +10,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use tokio::sync::watch;
-use tokio::time::{Instant, MissedTickBehavior, interval, sleep};
+use tokio::time::{Instant, sleep, sleep_until};
 
+use super::current::Current;
 use super::gather::{self, Now};
 use super::shared::{Record, Shared, StandingPolicy};
 use super::supervise;
@@ -24,7 +25,7 @@ use crate::model::optimise::Status;
 use crate::model::plan::Plan;
 use crate::model::topology::Topology;
 use crate::publish::PolicyPublisher;
-use crate::tick::{Candidate, Inputs, TickOutcome, TickState};
+use crate::tick::{Candidate, Gate, Held, Inputs, TickOutcome, TickState};
 
 /// Causes of failed passes; the first ones are the solver's own.
 pub const CAUSES: [&str; 6] = [
@@ -56,27 +57,38 @@ pub struct Core {
     pub history: Keeper,
 }
 
-/// Makes passes for ever; `passed` counts them.
-pub async fn follow(shared: Arc<Shared>, core: Arc<Mutex<Core>>, passed: watch::Sender<u64>) {
-    let settings = &shared.topology.settings;
-    let limit = Duration::from_millis(settings.solve_limit_ms);
-    let mut turns = interval(Duration::from_millis(settings.tick_ms));
-    turns.set_missed_tick_behavior(MissedTickBehavior::Delay);
+/// Makes passes for ever, also when an order or another topology came in; `passed` counts them.
+pub async fn follow(current: Arc<Current>, core: Arc<Mutex<Core>>, passed: watch::Sender<u64>) {
+    let desk = current.shared().desk.clone();
+    let mut next = Instant::now();
     loop {
-        turns.tick().await;
-        pass(&shared, &core, limit).await;
+        tokio::select! {
+            () = sleep_until(next) => {}
+            () = desk.wake.notified() => {}
+        }
+        let settings = current.shared().topology.settings.clone();
+        next = Instant::now() + Duration::from_millis(settings.tick_ms);
+        pass(
+            &current,
+            &core,
+            Duration::from_millis(settings.solve_limit_ms),
+        )
+        .await;
+        // A pass that took longer than a tick is followed at once, but by one pass only.
+        next = next.max(Instant::now());
         passed.send_modify(|count| *count += 1);
     }
 }
 
 /// One pass; returns when its thread is done, however late.
-pub async fn pass(shared: &Arc<Shared>, core: &Arc<Mutex<Core>>, limit: Duration) {
+pub async fn pass(current: &Arc<Current>, core: &Arc<Mutex<Core>>, limit: Duration) {
     let verdict = Arc::new(Verdict::default());
     let job = {
-        let (shared, core, verdict) = (shared.clone(), core.clone(), verdict.clone());
+        let (current, core, verdict) = (current.clone(), core.clone(), verdict.clone());
         tokio::task::spawn_blocking(move || {
             let mut core = core.lock().unwrap_or_else(PoisonError::into_inner);
-            work(&shared, &mut core, &verdict);
+            // Under the lock, so that it is the topology that the core is of.
+            work(&current.shared(), &mut core, &verdict);
         })
     };
     tokio::pin!(job);
@@ -90,7 +102,7 @@ pub async fn pass(shared: &Arc<Shared>, core: &Arc<Mutex<Core>>, limit: Duration
             if verdict.claim() {
                 let limit_ms = limit.as_millis();
                 fail(
-                    shared,
+                    &current.shared(),
                     "deadline",
                     &format!("no answer within {limit_ms} ms"),
                 );
@@ -130,7 +142,8 @@ fn work(shared: &Shared, core: &mut Core, verdict: &Verdict) {
             .absorb(topology, &core.state.registry, id, delta);
     }
     let now = Now::read();
-    let inputs = gather::inputs(shared, &core.demand, &deltas, now);
+    let mut inputs = gather::inputs(shared, &core.state.registry, &core.demand, &deltas, now);
+    let (revision, strays) = take_orders(shared, &mut inputs);
     let begun = core.history.begin(&core.state);
     let started = Instant::now();
     let solve = core.solve;
@@ -160,9 +173,16 @@ fn work(shared: &Shared, core: &mut Core, verdict: &Verdict) {
         let came = Came::failed(LATE, "the answer came too late and was thrown away");
         return core.history.keep(begun, &core.state, inputs, came);
     }
-    note(shared, &outcome.notes);
+    note(shared, &[strays, outcome.notes.clone()].concat());
+    show_gates(shared, &outcome.held);
     let came = match outcome.status {
-        Status::Optimal => succeed(shared, core, outcome, now),
+        Status::Optimal => {
+            let (came, all) = succeed(shared, core, outcome, now);
+            if all {
+                shared.desk.apply(revision);
+            }
+            came
+        }
         ref status => {
             fail(shared, status.name(), &format!("{status:?}"));
             Came::failed(status.name(), &status.to_string())
@@ -171,13 +191,15 @@ fn work(shared: &Shared, core: &mut Core, verdict: &Verdict) {
     core.history.keep(begun, &core.state, inputs, came);
 }
 
-/// Publishes what is worth it and confirms the rest.
-fn succeed(shared: &Shared, core: &mut Core, outcome: TickOutcome, now: Now) -> Came {
+/// Publishes what is worth it and confirms the rest; whether all of that worked.
+fn succeed(shared: &Shared, core: &mut Core, outcome: TickOutcome, now: Now) -> (Came, bool) {
     let mut came = Came::planned(&outcome);
+    let mut all = true;
     for candidate in outcome.candidates {
         let (frontend, reason) = (candidate.frontend, candidate.publish);
         let policy = core.history.is_on().then(|| candidate.policy.clone());
         let published = settle(shared, core, candidate, now);
+        all &= published || reason.is_none();
         came.made.extend(policy.map(|policy| CameOut {
             frontend,
             policy,
@@ -206,7 +228,7 @@ fn succeed(shared: &Shared, core: &mut Core, outcome: TickOutcome, now: Now) -> 
         record.advice = outcome.advice.map(Arc::new);
     });
     show_weights(shared);
-    came
+    (came, all)
 }
 
 /// Publishes a candidate that is worth it, or confirms what stands; whether it was published.
@@ -232,6 +254,47 @@ fn settle(shared: &Shared, core: &mut Core, candidate: Candidate, now: Now) -> b
         frontend.confirmed_at = frontend.published_at;
     });
     true
+}
+
+/// Puts the operator's orders into the inputs; their revision, and what of them does not apply.
+fn take_orders(shared: &Shared, inputs: &mut Inputs) -> (u64, Vec<String>) {
+    shared.desk.expire(inputs.unix_ms);
+    let kept = shared.desk.kept();
+    let (orders, strays) = kept.orders.resolve(&shared.topology);
+    inputs.orders = orders;
+    for (kind, count) in [
+        ("hold", usize::from(kept.orders.hold.is_some())),
+        ("drain", kept.orders.drains.len()),
+        ("weights", kept.orders.weights.len()),
+        ("pin", kept.orders.pins.len()),
+    ] {
+        shared.metrics.set(&metrics::ORDERS, &[kind], count as f64);
+    }
+    (kept.revision, strays)
+}
+
+/// Shows which gates hold; said when that changes.
+fn show_gates(shared: &Shared, held: &[Held]) {
+    let before = shared.record().held;
+    let has = |list: &[Held], gate: Gate| list.iter().any(|one| one.gate == gate);
+    for one in held {
+        let reason = one.gate.name();
+        shared.metrics.add(&metrics::GATE_HOLDS, &[reason], 1.0);
+        if !has(&before, one.gate) {
+            tracing::warn!(reason, detail = %one.detail, "weights are held");
+        }
+    }
+    for one in before.iter().filter(|one| !has(held, one.gate)) {
+        tracing::info!(reason = one.gate.name(), "weights are no longer held");
+    }
+    // A refused topology is no state: it is told by the reload.
+    for gate in Gate::ALL.into_iter().filter(|g| *g != Gate::TopologyShrunk) {
+        let holds = f64::from(u8::from(has(held, gate)));
+        shared
+            .metrics
+            .set(&metrics::GATE_HOLDING, &[gate.name()], holds);
+    }
+    shared.write(|record| record.held = held.to_vec());
 }
 
 /// Counts a pass without a plan; said when it is another failure than the last.
@@ -264,6 +327,7 @@ fn record_signals(shared: &Shared, core: &Core, deltas: &[Delta]) {
             frontend.live_pages = delta.live_pages;
             frontend.live_hosts = delta.live_hosts;
             frontend.adopted_version = delta.adopted_version;
+            frontend.in_flight.clone_from(&delta.in_flight);
             if delta.measured {
                 frontend.measured_at = Some(Instant::now());
             }

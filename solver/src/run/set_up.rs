@@ -11,6 +11,7 @@ use std::sync::{Arc, Mutex};
 
 use pointsman_shm::policy::Policy;
 
+use super::current::Current;
 use super::gather;
 use super::passes::{self, Core};
 use super::shared::Shared;
@@ -22,18 +23,23 @@ use crate::history::keeper::{Described, Keeper};
 use crate::history::{self, Bounds};
 use crate::metrics::{self, Metrics};
 use crate::model::topology::Topology;
+use crate::operate::desk::Desk;
+use crate::operate::reload::Places;
+use crate::operate::socket::ControlSocket;
 use crate::publish::{self, EnginesPublisher};
 use crate::store::local;
 use crate::tick::{TickState, tick};
 
 /// What the daemon works on.
 #[derive(Debug)]
-pub(super) struct Parts {
-    pub(super) shared: Arc<Shared>,
-    pub(super) core: Arc<Mutex<Core>>,
-    pub(super) engines: Arc<Mutex<Vec<EnginesPublisher>>>,
-    pub(super) listener: TcpListener,
-    pub(super) admin: SocketAddr,
+pub(crate) struct Parts {
+    pub(crate) current: Arc<Current>,
+    pub(crate) core: Arc<Mutex<Core>>,
+    pub(crate) engines: Arc<Mutex<Vec<EnginesPublisher>>>,
+    pub(crate) listener: TcpListener,
+    pub(crate) admin: SocketAddr,
+    pub(crate) control: ControlSocket,
+    pub(crate) places: Places,
 }
 
 /// Opens everything; the first thing that is wrong ends it.
@@ -47,12 +53,14 @@ pub(super) fn set_up(args: &RunArgs) -> Result<Parts, Error> {
     let listen = listen.unwrap_or(SocketAddr::from(([127, 0, 0, 1], 0)));
     let (listener, admin) = bind(listen)?;
     let metrics = Arc::new(Metrics::default());
+    let desk = Arc::new(Desk::open(&state_dir)?);
     let (mut policies, mut engines) = (Vec::new(), Vec::new());
     for frontend in &topology.frontends {
         let opened = publish::open(&run_dir, &state_dir, &frontend.name, &metrics)?;
         policies.push(opened.0);
         engines.push(opened.1);
     }
+    let control = ControlSocket::bind(&run_dir)?;
     let (state, standing) = restore(&topology, &run_dir, &state_dir);
     let known: Vec<Policy> = standing.iter().flatten().cloned().collect();
     let described = Described {
@@ -78,17 +86,23 @@ pub(super) fn set_up(args: &RunArgs) -> Result<Parts, Error> {
     }
     let shared = Shared::new(topology, core.state.epoch, &standing, metrics);
     Ok(Parts {
-        shared: Arc::new(shared),
+        current: Arc::new(Current::new(Arc::new(shared.with_desk(desk)))),
         core: Arc::new(Mutex::new(core)),
         engines: Arc::new(Mutex::new(engines)),
         listener,
         admin,
+        control,
+        places: Places {
+            topology: args.topology.clone(),
+            run_dir,
+            state_dir,
+        },
     })
 }
 
 /// The topology, and its text.
 fn read_topology(path: &Path) -> Result<(Topology, String), Error> {
-    let text = std::fs::read_to_string(path).map_err(|source| Error::io("read", path, source))?;
+    let text = crate::cli::read(path)?;
     Ok((Topology::parse(&path.display().to_string(), &text)?, text))
 }
 

@@ -3,11 +3,12 @@
 //! Tasks write their part and read the others'; none waits for another. The record of the passes
 //! is for people and metrics only, nothing decides by it.
 
+use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use pointsman_shm::id::{EngineSlot, Generation};
-use pointsman_shm::policy::Policy;
+use pointsman_shm::policy::{PlannedState, Policy};
 use tokio::time::Instant;
 
 use super::supervise::Tasks;
@@ -17,6 +18,8 @@ use crate::collect::names::Names;
 use crate::metrics::{self, Metrics};
 use crate::model::plan::Plan;
 use crate::model::topology::Topology;
+use crate::operate::desk::Desk;
+use crate::tick::Held;
 
 /// A plan this old takes readiness away, however long a tick is.
 const STALE: Duration = Duration::from_secs(30);
@@ -38,6 +41,8 @@ pub struct Shared {
     pub board: Arc<Board>,
     /// How background tasks are.
     pub tasks: Arc<Tasks>,
+    /// The operator's orders.
+    pub desk: Arc<Desk>,
     record: Mutex<Record>,
 }
 
@@ -58,8 +63,23 @@ pub struct Record {
     pub advice: Option<Arc<Plan>>,
     /// What a person should know of the last pass.
     pub notes: Vec<String>,
+    /// Gates that hold the weights that stand.
+    pub held: Vec<Held>,
+    /// How the last reload of the topology ended; `None` before the first.
+    pub reload: Option<Reload>,
     /// By frontend, in file order.
     pub frontends: Vec<FrontendRecord>,
+}
+
+/// How a reload of the topology ended.
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
+pub struct Reload {
+    /// The new topology is served.
+    pub taken: bool,
+    /// When, milliseconds since the Unix epoch.
+    pub at_unix_ms: u64,
+    /// What changed, or why it was refused; one entry a line.
+    pub lines: Vec<String>,
 }
 
 /// What stands for one frontend.
@@ -79,6 +99,8 @@ pub struct FrontendRecord {
     pub live_hosts: u32,
     /// Oldest policy version that a live shard runs.
     pub adopted_version: Option<u64>,
+    /// Requests in flight that live pages tell, by engine number.
+    pub in_flight: BTreeMap<(EngineSlot, Generation), u64>,
     /// When its demand was last measured.
     pub measured_at: Option<Instant>,
     /// How steady demand is, by class.
@@ -98,6 +120,8 @@ pub struct StandingPolicy {
     pub engines: Vec<(EngineSlot, Generation, String)>,
     /// Published weights by class name and engine.
     pub weights: Vec<(String, Vec<(String, f64)>)>,
+    /// Engines that it tells proxies to send nothing new to.
+    pub closed: Vec<String>,
 }
 
 impl Shared {
@@ -126,9 +150,49 @@ impl Shared {
             names: Arc::new(Names::default()),
             board: Arc::new(Board::default()),
             tasks: Arc::new(Tasks::new(metrics.clone())),
+            desk: Arc::default(),
             metrics,
             record: Mutex::new(record),
         }
+    }
+
+    /// The same with the orders of a desk.
+    #[must_use]
+    pub fn with_desk(mut self, desk: Arc<Desk>) -> Self {
+        self.desk = desk;
+        self
+    }
+
+    /// What follows it for another topology: collectors, metrics, tasks and orders stay, and what
+    /// is known of frontends that stay. The last plan is of the old topology and goes.
+    #[must_use]
+    pub fn successor(&self, topology: Topology, standing: &[Option<Policy>]) -> Self {
+        let mut next = Self::new(topology, self.epoch, standing, self.metrics.clone());
+        next.names = self.names.clone();
+        next.board = self.board.clone();
+        next.tasks = self.tasks.clone();
+        next.desk = self.desk.clone();
+        let old = self.record();
+        let mut record = Record {
+            plan: None,
+            advice: None,
+            frontends: Vec::new(),
+            ..old.clone()
+        };
+        let fresh = next.record().frontends;
+        for (frontend, fresh) in next.topology.frontends.iter().zip(fresh) {
+            let named = |one: &crate::model::topology::Frontend| one.name == frontend.name;
+            let before = self.topology.frontends.iter().position(named);
+            record.frontends.push(match before {
+                Some(before) => FrontendRecord {
+                    demand: Vec::new(),
+                    ..old.frontends[before].clone()
+                },
+                None => fresh,
+            });
+        }
+        next.record = Mutex::new(record);
+        next
     }
 
     /// A copy of the record.
@@ -214,7 +278,12 @@ impl StandingPolicy {
                 .map(|one| (name(one.engine), one.weight));
             (class.name.clone(), weights.collect())
         });
+        let closed = policy
+            .engines
+            .iter()
+            .filter(|engine| matches!(engine.state, PlannedState::Draining | PlannedState::Out));
         Self {
+            closed: closed.map(|engine| engine.id.clone()).collect(),
             version: policy.version,
             epoch: policy.epoch,
             created_unix_ms: policy.created_unix_ms,

@@ -33,7 +33,11 @@ pub(super) fn verdict(
         topology.frontend_ids().map(|f| state.standing(f)).collect();
     let own: Vec<Option<Reason>> = topology
         .frontend_ids()
-        .map(|f| own(topology, state, inputs, f, standing[f.0], &candidates[f.0]))
+        .map(|f| {
+            let own = own(topology, state, inputs, f, standing[f.0], &candidates[f.0]);
+            let ordered = || ordered(topology, problem, f, standing[f.0], &candidates[f.0]);
+            own.or_else(|| ordered().then_some(Reason::Ordered))
+        })
         .collect();
     let gain = gain(topology, problem, solution, &standing);
     let shared = gain.or_else(|| own.iter().flatten().min().copied());
@@ -66,6 +70,26 @@ fn own(
     let age_ns = inputs.now_ns.saturating_sub(published_ns.unwrap_or(0));
     let most_ns = topology.settings.publish_max_age_s.value() * 1e9;
     (age_ns as f64 >= most_ns).then_some(Reason::Age)
+}
+
+/// Whether weights that were set or held differ from those that stand.
+fn ordered(
+    topology: &Topology,
+    problem: &Problem,
+    frontend: FrontendId,
+    standing: Option<&Policy>,
+    candidate: &Policy,
+) -> bool {
+    let weights = |policy: Option<&Policy>, name: &str| -> Vec<f64> {
+        let class = policy.and_then(|p| p.classes.iter().find(|c| c.name == *name));
+        class.map_or_else(Vec::new, |c| c.eligible.iter().map(|e| e.weight).collect())
+    };
+    let fixed = |s: &&Source| s.frontend == frontend && s.fixed.is_some();
+    problem.sources.iter().filter(fixed).any(|source| {
+        let name = topology.classes[source.class.0].name.as_str();
+        let (before, now) = (weights(standing, name), weights(Some(candidate), name));
+        before.iter().zip(&now).any(|(b, n)| (b - n).abs() > 1e-9)
+    })
 }
 
 /// Whether the standing weights break a hard capacity, or cost enough more than the new ones.

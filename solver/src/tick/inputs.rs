@@ -5,6 +5,8 @@ use std::net::SocketAddr;
 
 use serde::{Deserialize, Serialize};
 
+use super::orders::Orders;
+use super::witness::Witness;
 use crate::model::topology::{ClassId, EngineId, FrontendId};
 use crate::model::units::{NonNegative, Share};
 
@@ -24,6 +26,10 @@ pub struct Inputs {
     pub addresses: BTreeMap<(FrontendId, EngineId), Vec<SocketAddr>>,
     /// Live proxy hosts; a missing entry means the configured number. 0 counts as 1.
     pub hosts: BTreeMap<FrontendId, u32>,
+    /// What the operator ordered.
+    pub orders: Orders,
+    /// What proxies say that is no demand.
+    pub witness: Witness,
 }
 
 /// What one frontend offers of one class.
@@ -51,6 +57,8 @@ pub struct EngineSample {
     pub engine: EngineId,
     /// Its health.
     pub health: Health,
+    /// Its last health check got no answer at all: nobody said that it is unwell.
+    pub silent: bool,
     /// Replicas that are ready, where known.
     pub ready_replicas: Option<u32>,
     /// Requests running, where known.
@@ -82,6 +90,7 @@ impl EngineSample {
         Self {
             engine,
             health: Health::Unknown,
+            silent: false,
             ready_replicas: None,
             running: None,
             waiting: None,

@@ -4,6 +4,7 @@ use pointsman_shm::policy::Policy;
 use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::xxh3_64;
 
+use super::gates::{self, Held, Memory};
 use crate::model::registry::Registry;
 use crate::model::topology::{FrontendId, Topology};
 
@@ -16,6 +17,8 @@ pub struct TickState {
     pub epoch: u64,
     /// How passes ended.
     pub counters: Counters,
+    /// What gates remember.
+    pub(super) gates: Memory,
     /// By frontend: what stands published.
     pub(super) standing: Vec<Standing>,
 }
@@ -51,6 +54,7 @@ impl TickState {
             registry: Registry::default(),
             epoch,
             counters: Counters::default(),
+            gates: Memory::default(),
             standing: vec![Standing::default(); topology.frontends.len()],
         }
     }
@@ -81,6 +85,47 @@ impl TickState {
             }
         }
         state
+    }
+
+    /// The state for another topology: numbers, policies and what gates remember stay with names.
+    /// Frontends that are new begin with `standing`, those that are gone are forgotten.
+    #[must_use]
+    pub fn carry(
+        &self,
+        old: &Topology,
+        new: &Topology,
+        standing: impl Fn(&str) -> (Option<Policy>, u64),
+        now_ns: u64,
+    ) -> Self {
+        let one = |frontend: &crate::model::topology::Frontend| {
+            let before = old.frontends.iter().position(|f| f.name == frontend.name);
+            before.map(|f| self.standing[f].clone()).unwrap_or_else(|| {
+                let (policy, version) = standing(&frontend.name);
+                Standing {
+                    published_ns: policy.is_some().then_some(now_ns),
+                    policy,
+                    version,
+                }
+            })
+        };
+        let mut state = Self {
+            standing: new.frontends.iter().map(one).collect(),
+            ..self.clone()
+        };
+        state.gates.carry(old, new);
+        state
+    }
+
+    /// Why another topology should not be taken: it lacks too much of what proxies succeed on.
+    #[must_use]
+    pub fn shrunk(
+        &self,
+        old: &Topology,
+        new: &Topology,
+        drained: impl Fn(&str) -> bool,
+        now_ns: u64,
+    ) -> Option<Held> {
+        gates::shrunk(&self.gates, old, new, drained, now_ns)
     }
 
     /// Makes versions of this frontend's policies exceed one seen in a region file whose payload

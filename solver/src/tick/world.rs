@@ -5,8 +5,10 @@ use std::net::SocketAddr;
 use pointsman_shm::policy::{PlannedState, Policy};
 
 use super::inputs::{EngineSample, Health, Inputs};
+use super::orders::Orders;
 use super::state::TickState;
 use crate::model::capacity::ready_share;
+use crate::model::optimise::Solution;
 use crate::model::problem::{DemandNow, EngineNow, Now, Problem};
 use crate::model::topology::{EngineId, FrontendId, Mix, TokenMix, Topology};
 
@@ -23,6 +25,7 @@ pub(super) struct World {
     pub(super) addresses: Vec<Vec<SocketAddr>>,
     /// What a person should know.
     pub(super) notes: Vec<String>,
+    orders: Orders,
     demand: Vec<DemandNow>,
     previous: Vec<Option<Vec<f64>>>,
 }
@@ -31,6 +34,7 @@ impl World {
     pub(super) fn new(topology: &Topology, state: &TickState, inputs: &Inputs) -> Self {
         let mut notes = Vec::new();
         let mut engines = engines(topology, inputs);
+        inputs.orders.drain(&mut engines);
         fail_open(topology, &mut engines, &mut notes);
         let addresses = addresses(topology, state, inputs, &mut notes);
         let mut previous = Vec::new();
@@ -44,6 +48,7 @@ impl World {
             engines,
             addresses,
             notes,
+            orders: inputs.orders.clone(),
             demand: demand(topology, inputs),
             previous,
         }
@@ -52,7 +57,7 @@ impl World {
     /// The problem of this pass.
     pub(super) fn problem(&self, topology: &Topology, hold_observed: bool) -> Problem {
         let reachable: Vec<bool> = self.addresses.iter().map(|a| !a.is_empty()).collect();
-        Problem::new(
+        let mut problem = Problem::new(
             topology,
             &Now {
                 demand: &self.demand,
@@ -61,7 +66,29 @@ impl World {
                 reachable: &reachable,
                 hold_observed,
             },
-        )
+        );
+        if hold_observed {
+            self.orders.fix(topology, &mut problem);
+        }
+        problem
+    }
+
+    /// Names engines that fixed weights fill beyond their capacity.
+    pub(super) fn note_overload(
+        &mut self,
+        topology: &Topology,
+        problem: &Problem,
+        solution: &Solution,
+    ) {
+        for (engine, load) in topology.engines.iter().zip(&solution.utilisation) {
+            if *load > 1.0 + 1e-6 && problem.sources.iter().any(|s| s.fixed.is_some()) {
+                self.notes.push(format!(
+                    "weights that are set or held load engine {:?} to {:.0} % of its capacity",
+                    engine.name,
+                    100.0 * load
+                ));
+            }
+        }
     }
 }
 
@@ -91,8 +118,23 @@ fn engines(topology: &Topology, inputs: &Inputs) -> Vec<EngineNow> {
 fn fail_open(topology: &Topology, engines: &mut [EngineNow], notes: &mut Vec<String>) {
     for class in &topology.classes {
         let out = |e: &EngineNow| e.state == PlannedState::Out;
-        let all_out = class.eligible.iter().all(|p| out(&engines[p.engine.0]));
-        if class.eligible.is_empty() || !all_out {
+        let drained = |e: &EngineNow| e.state == PlannedState::Draining;
+        let mut asked = class
+            .eligible
+            .iter()
+            .map(|p| &engines[p.engine.0])
+            .filter(|e| !drained(e))
+            .peekable();
+        if asked.peek().is_none() {
+            if !class.eligible.is_empty() {
+                notes.push(format!(
+                    "every engine of class {:?} is drained: its requests are refused",
+                    class.name
+                ));
+            }
+            continue;
+        }
+        if !asked.all(out) {
             continue;
         }
         notes.push(format!(
@@ -100,6 +142,9 @@ fn fail_open(topology: &Topology, engines: &mut [EngineNow], notes: &mut Vec<Str
             class.name
         ));
         for pair in &class.eligible {
+            if drained(&engines[pair.engine.0]) {
+                continue;
+            }
             let factor = engines[pair.engine.0].planned_factor;
             let replicas = topology.engines[pair.engine.0].replicas;
             engines[pair.engine.0] = EngineNow {

@@ -189,3 +189,20 @@ fn an_average_settles_when_a_time_constant_passes_without_change() {
         world.rates(B)
     );
 }
+
+#[test]
+fn averages_go_on_under_another_topology_by_name() {
+    let mut world = Fixture::new(TOPOLOGY, &[]);
+    world.absorb(A, &delta(20.0, 600, 1_000));
+    let before = world.rates(A);
+    // B comes first, and A second.
+    let swapped = TOPOLOGY
+        .replace("name = \"A\"\n[[f", "name = \"B\"\n[[f")
+        .replace("name = \"B\"\n\n", "name = \"A\"\n\n");
+    let new = topology(&swapped);
+    assert_eq!(new.frontends[0].name, "B");
+    world.demand = world.demand.carry(&world.topology, &new, &[]);
+    world.topology = new;
+    assert_eq!(world.rates(FrontendId(1)), before);
+    assert_eq!(world.rates(FrontendId(0)), [0.0, 0.0]);
+}

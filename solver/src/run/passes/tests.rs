@@ -18,6 +18,7 @@ const LONG: Duration = Duration::from_secs(20);
 struct World {
     dir: TempDir,
     shared: Arc<Shared>,
+    current: Arc<Current>,
     core: Arc<Mutex<Core>>,
 }
 
@@ -40,16 +41,17 @@ impl World {
             solve,
             history: Keeper::off(),
         };
-        let shared = Shared::new(topology, 2, &[None, None], metrics);
+        let shared = Arc::new(Shared::new(topology, 2, &[None, None], metrics));
         Self {
             dir,
-            shared: Arc::new(shared),
+            current: Arc::new(Current::new(shared.clone())),
+            shared,
             core: Arc::new(Mutex::new(core)),
         }
     }
 
     async fn pass(&self) {
-        pass(&self.shared, &self.core, LONG).await;
+        pass(&self.current, &self.core, LONG).await;
     }
 
     fn failures(&self, cause: &str) -> f64 {
@@ -81,6 +83,7 @@ fn outcome(status: Status) -> TickOutcome {
         advice: None,
         candidates: vec![],
         notes: vec![],
+        held: vec![],
     }
 }
 
@@ -193,8 +196,8 @@ async fn a_late_solve_is_counted_once_thrown_away_and_never_overlapped() {
         RUNNING.fetch_sub(1, Ordering::SeqCst);
         well(topology, state, inputs)
     });
-    let (shared, core) = (world.shared.clone(), world.core.clone());
-    let late = tokio::spawn(async move { pass(&shared, &core, Duration::from_millis(20)).await });
+    let (current, core) = (world.current.clone(), world.core.clone());
+    let late = tokio::spawn(async move { pass(&current, &core, Duration::from_millis(20)).await });
     until("the deadline", || world.failures("deadline") == 1.0).await;
     assert!(!late.is_finished(), "the next pass waits for this one");
     OPEN.store(true, Ordering::SeqCst);
@@ -249,10 +252,10 @@ async fn j09_the_loop_goes_on_after_a_panic_outside_the_solve() {
     });
     let tasks = world.shared.tasks.clone();
     let (passed, _) = watch::channel(0);
-    let (shared, core) = (world.shared.clone(), world.core.clone());
+    let (current, core) = (world.current.clone(), world.core.clone());
     let patience = supervise::Patience::default();
     let task = supervise::supervise(tasks, "passes".into(), patience, move || {
-        follow(shared.clone(), core.clone(), passed.clone())
+        follow(current.clone(), core.clone(), passed.clone())
     });
     until("a publication", || world.published() == Some(1)).await;
     assert_eq!(
