@@ -46,6 +46,8 @@ pub enum Command {
     Show(history::ShowArgs),
     /// Tell what changed from one published version to another.
     Diff(history::DiffArgs),
+    /// Bring the weights of a published version back, as a pin.
+    Rollback(history::RollbackArgs),
     /// Solve recorded ticks again and compare what comes out, byte for byte.
     Replay(history::ReplayArgs),
 }
@@ -111,6 +113,7 @@ pub fn execute(cli: &Cli, out: &mut dyn Write) -> Result<(), Error> {
         Command::History(args) => history::history(args, out),
         Command::Show(args) => history::show(args, out),
         Command::Diff(args) => history::diff(args, out),
+        Command::Rollback(args) => history::rollback(args, out),
         Command::Replay(args) => history::replay(args, out),
     }
 }

@@ -11,4 +11,5 @@ pub mod overrides;
 pub mod reload;
 mod report;
 pub mod request;
+pub mod rollback;
 pub mod socket;

@@ -1,4 +1,4 @@
-//! `history`, `show`, `diff`, `replay`: what was recorded, for people and programs.
+//! `history`, `show`, `diff`, `rollback`, `replay`: what was recorded, for people and programs.
 
 mod report;
 
@@ -13,6 +13,9 @@ use crate::history::compare::Changes;
 use crate::history::read::{self, Heads, Item, Walk};
 use crate::history::record::{Head, Tick};
 use crate::history::{self, replay};
+use crate::operate::client::{self, Order};
+use crate::operate::request::Request;
+use crate::operate::rollback::Earlier;
 use crate::store::local;
 
 /// Whose history.
@@ -63,6 +66,22 @@ pub struct DiffArgs {
     after: u64,
     #[command(flatten)]
     place: Place,
+}
+
+/// Arguments of `rollback`.
+#[derive(Clone, Debug, clap::Args)]
+pub struct RollbackArgs {
+    /// The version to go back to.
+    #[arg(value_name = "VERSION")]
+    version: u64,
+    /// The solver's state folder.
+    #[arg(long, value_name = "DIR", default_value = local::STATE_DIR)]
+    state_dir: PathBuf,
+    /// Only this frontend. Versions are counted by frontend.
+    #[arg(long, value_name = "NAME")]
+    frontend: Option<String>,
+    #[command(flatten)]
+    order: Order,
 }
 
 /// Arguments of `replay`.
@@ -151,6 +170,24 @@ pub fn diff(args: &DiffArgs, out: &mut dyn Write) -> Result<(), Error> {
         false => report::compared(&compared),
     };
     write(out, &text)
+}
+
+/// Brings the weights of a published version back, as a pin that a running solver keeps.
+///
+/// # Errors
+///
+/// The version is not in the history, or the solver refuses.
+pub fn rollback(args: &RollbackArgs, out: &mut dyn Write) -> Result<(), Error> {
+    let dir = history::folder(&args.state_dir);
+    let found = find(&dir, args.version, args.frontend.as_deref())?;
+    let earlier = found
+        .iter()
+        .map(|one| (one.policy.frontend.clone(), Earlier::of(&one.policy)));
+    let request = Request::Rollback {
+        policies: earlier.collect(),
+        asked: args.order.asked(),
+    };
+    write(out, &client::give(&args.order, &request)?)
 }
 
 /// Solves recorded ticks again.

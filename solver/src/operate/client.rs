@@ -163,6 +163,19 @@ pub fn run(operate: &Operate, out: &mut dyn Write) -> Result<(), Error> {
     }
 }
 
+/// Gives an order that is made elsewhere; what came of it, in words.
+///
+/// # Errors
+///
+/// No solver answers, or it refuses.
+pub(crate) fn give(order: &Order, request: &Request) -> Result<String, Error> {
+    let answer = ask(&order.place.run_dir, request)?;
+    match &answer.error {
+        Some(reason) => Err(Error::Other(reason.clone())),
+        None => Ok(told(&answer)),
+    }
+}
+
 impl Operate {
     fn place(&self) -> &Place {
         match self {
@@ -250,7 +263,7 @@ impl Operate {
 }
 
 impl Order {
-    fn asked(&self) -> Asked {
+    pub(crate) fn asked(&self) -> Asked {
         let user = || std::env::var("USER").ok();
         Asked {
             who: self.who.clone().or_else(user).unwrap_or_default(),

@@ -11,6 +11,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::overrides::{self, MAX_EXPIRY_MS, Note, Overrides, Pin, Weights};
+use super::rollback::{self, Earlier};
 use crate::api::status::Status;
 use crate::model::topology::Topology;
 use crate::run::gather::Now;
@@ -72,6 +73,13 @@ pub enum Request {
         version: Option<u64>,
         /// One frontend; `None` means every one where the version stands.
         frontend: Option<String>,
+        /// By whom.
+        asked: Asked,
+    },
+    /// Frontends get the weights of earlier policies, as pins.
+    Rollback {
+        /// By frontend.
+        policies: BTreeMap<String, Earlier>,
         /// By whom.
         asked: Asked,
     },
@@ -167,6 +175,7 @@ impl Request {
             | Self::SetWeight { asked, .. }
             | Self::UnsetWeight { asked, .. }
             | Self::Pin { asked, .. }
+            | Self::Rollback { asked, .. }
             | Self::Unpin { asked, .. }
             | Self::Reload { asked, .. } => Some(asked),
         }
@@ -253,6 +262,16 @@ fn change(shared: &Shared, request: Request, note: Note) -> Result<Change, Strin
         Request::Pin {
             version, frontend, ..
         } => pin(shared, version, frontend.as_deref(), &note),
+        Request::Rollback { policies, .. } => {
+            let (pins, done) = rollback::pins(topology, policies, &note)?;
+            Ok((
+                Box::new(move |orders| {
+                    orders.pins.extend(pins);
+                    Ok(())
+                }),
+                done,
+            ))
+        }
         Request::Unpin { frontend, .. } => Ok(unpin(frontend)),
     }
 }
