@@ -161,7 +161,13 @@ impl Attempt {
             match client.during(Socket::connect(*address)).await {
                 Ok(Ok(socket)) => {
                     let took_us = (monotonic_ns() - begun_ns) / 1_000;
-                    self.measure(|cell| cell.connect_us(took_us));
+                    let rtt_us = socket.rtt_us();
+                    self.measure(|cell| {
+                        cell.connect_us(took_us);
+                        if let Some(rtt_us) = rtt_us {
+                            cell.rtt_us(rtt_us);
+                        }
+                    });
                     let mut back_offs = shard.back_offs.borrow_mut();
                     back_offs.succeeded(self.engine.slot, self.engine.generation);
                     return Ok(shard.pools.opened(&self.engine, socket));

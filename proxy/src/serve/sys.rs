@@ -116,6 +116,25 @@ impl Socket {
         ready > 0 && entry.revents & (libc::POLLRDHUP | libc::POLLHUP | libc::POLLERR) != 0
     }
 
+    /// The kernel's smoothed round-trip time to the peer, microseconds: right after a connect, that
+    /// of the handshake. Only the network's part, unlike the time that the connect took.
+    pub(crate) fn rtt_us(&self) -> Option<u64> {
+        // SAFETY: plain integers, for which all zeroes is a value.
+        let mut info: libc::tcp_info = unsafe { std::mem::zeroed() };
+        let mut length = size_of::<libc::tcp_info>() as libc::socklen_t;
+        // SAFETY: both pointers are to live locals of the lengths told, and none is kept.
+        let failed = unsafe {
+            libc::getsockopt(
+                self.stream().as_raw_fd(),
+                libc::IPPROTO_TCP,
+                libc::TCP_INFO,
+                (&raw mut info).cast(),
+                &raw mut length,
+            )
+        };
+        (failed == 0 && info.tcpi_rtt > 0).then_some(u64::from(info.tcpi_rtt))
+    }
+
     /// Makes the close that follows a reset, so that the peer cannot take it for a clean end.
     pub(crate) fn reset_on_close(&self) {
         // A socket that refuses the option is already closed or reset.
