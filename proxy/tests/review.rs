@@ -31,6 +31,8 @@ both_drivers!(
     a_burst_of_connections_stays_below_the_limit,
     heartbeats_of_a_rejected_policy_confirm_nothing,
     interim_answers_without_end_are_no_answer,
+    leaving_after_the_last_event_cancels_nothing,
+    a_round_trip_is_measured_for_each_connection,
 );
 
 const EVENT: &str = "data: {\"choices\":[{\"delta\":{\"content\":\"a\"}}]}\n\n";
@@ -402,4 +404,48 @@ fn interim_answers_without_end_are_no_answer(driver: Driver) {
     let proxy = Proxy::start(driver, &Draft::single(engine.address()));
     assert_error(&proxy.ask(chat(true)), 502, "engine_protocol");
     proxy.await_rest();
+}
+
+fn leaving_after_the_last_event_cancels_nothing(driver: Driver) {
+    const DONE: &str = "data: [DONE]\n\n";
+    let engine = Engine::serving(|conn, _| {
+        conn.stream_head();
+        conn.chunk(EVENT);
+        conn.chunk(DONE);
+        // The end of the transfer never comes.
+        conn.await_end();
+    });
+    let proxy = Proxy::start(driver, &Draft::single(engine.address()));
+    let mut client = proxy.connect();
+    client.send(chat(true));
+    assert_eq!(client.head().status(), 200);
+    // A chunk is its length in hexadecimal, its bytes, and two line ends.
+    let chunk = |event: &str| format!("{:x}", event.len()).len() + event.len() + 4;
+    client.read_ahead(chunk(EVENT) + chunk(DONE));
+    client.close();
+    eventually_equals(SOON, "the engine is let go", &1, || engine.ended_by_peer());
+    proxy.await_rest();
+    let counted = snapshot(&proxy);
+    let outcomes = &counted.engines[0].1.ended;
+    assert_eq!(outcomes[Outcome::Success as usize], 1);
+    assert_eq!(outcomes[Outcome::ClientCancel as usize], 0);
+    let cancels = proxy
+        .metrics()
+        .sum("pointsman_proxy_client_cancels_total", &[]);
+    assert_eq!(cancels, 0.0);
+}
+
+fn a_round_trip_is_measured_for_each_connection(driver: Driver) {
+    let engine = Engine::named("only");
+    let proxy = Proxy::start(driver, &Draft::single(engine.address()));
+    let mut client = proxy.connect();
+    for _ in 0..3 {
+        client.send(chat(false));
+        assert_eq!(client.response().status(), 200);
+    }
+    drop(client);
+    proxy.await_rest();
+    let counted = snapshot(&proxy);
+    assert_eq!(counted.engines[0].1.rtt.count, engine.connections() as u64);
+    assert!(counted.engines[0].1.rtt.sum_us > 0);
 }

@@ -230,6 +230,12 @@ impl Story<'_> {
                 self.show_broken(passed.ends_by_close);
                 After::Break
             }
+            // It has all that there was to have, and cancelled nothing.
+            Ending::Interrupted(Interrupt::Gone) if meter.said_done() => {
+                conn.socket.shutdown();
+                attempt.set_outcome(outcome_of_whole(status, meter));
+                After::Break
+            }
             // A client that takes nothing until the deadline is as good as gone. Should it read on
             // all the same, it must not find a clean end behind what the kernel still has for it.
             Ending::Interrupted(Interrupt::Gone | Interrupt::Due) => {

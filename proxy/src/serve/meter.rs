@@ -22,6 +22,8 @@ pub(crate) struct Meter {
     gap_sum_us: u64,
     usage: Option<Usage>,
     error: Option<Option<u16>>,
+    /// The event that says that nothing follows has passed.
+    said_done: bool,
 }
 
 /// Where token counts come from.
@@ -72,6 +74,7 @@ impl Meter {
             gap_sum_us: 0,
             usage: None,
             error: None,
+            said_done: false,
         }
     }
 
@@ -107,6 +110,7 @@ impl Meter {
                 if let Some(error) = event.error {
                     self.error.get_or_insert(error.code);
                 }
+                self.said_done |= event.done;
             }),
         }
     }
@@ -133,6 +137,12 @@ impl Meter {
     /// Sum of the gaps between tokens in microseconds, and how many there were.
     pub(crate) fn gaps_us(&self) -> (u64, u64) {
         (self.gap_sum_us, self.gap_count)
+    }
+
+    /// Whether the stream said that nothing follows: a client may leave then, and often does, without
+    /// waiting for the end of the transfer.
+    pub(crate) fn said_done(&self) -> bool {
+        self.said_done
     }
 
     /// An error that the engine reported inside the stream: its code, where it has one.
