@@ -123,7 +123,7 @@ fn check_tells_good_from_bad_and_runs_nothing() {
     assert!(good.stdout.ends_with(text), "{}", good.stdout);
     let bad = ends(&["check"], "\"127.0.0.1:0\"", "[limits]\nheaders = 7\n");
     assert_eq!((bad.code, bad.stdout.as_str()), (1, ""));
-    let text = "proxy.toml:6: `limits.headers` is `7`; allowed: 8 to 1000\n";
+    let text = "proxy.toml:6: `limits.headers` is `7`; allowed: 8 to 256\n";
     assert!(bad.stderr.ends_with(text), "{}", bad.stderr);
 }
 

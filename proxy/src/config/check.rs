@@ -16,6 +16,7 @@ use super::file::{CredentialTable, File, LimitsTable, Number, PathTable, Timeout
 use super::{
     Affinity, Config, Credential, ExtraPath, HalfClose, IoDriver, Limits, Log, Timeouts, credential,
 };
+use crate::wire::head::MAX_HEADERS;
 
 /// What parsing needs to know of the host.
 #[derive(Clone, Copy, Debug)]
@@ -156,7 +157,7 @@ fn limits(source: &Source<'_>, table: &LimitsTable, shards: u64) -> Result<Limit
     let buffer_bytes = (256 * MIB).max(2 * body_bytes as u64 * shards);
     let limits = Limits {
         head_bytes: size("head_bytes", &table.head_bytes, 64 * KIB, KIB..=MIB)?,
-        headers: size("headers", &table.headers, 100, 8..=1_000)?,
+        headers: size("headers", &table.headers, 100, 8..=MAX_HEADERS as u64)?,
         body_bytes,
         in_flight: size("in_flight", &table.in_flight, 10_000, 1..=1_000_000)?,
         buffer_bytes: size(

@@ -30,7 +30,7 @@ use crate::metrics::ShardMetrics;
 use crate::policy::ShardPolicy;
 use crate::shutdown::{Phase, Shutdown};
 use crate::signals::SignalsHandle;
-use crate::wire::head::{HeadLimits, MAX_HEADERS};
+use crate::wire::head::HeadLimits;
 
 /// What the connections of a shard share.
 pub(crate) struct Shard {
@@ -148,7 +148,7 @@ impl Shard {
             random: RefCell::new(SmallRng::from_os_rng()),
             limits: HeadLimits {
                 head_bytes: limits.head_bytes,
-                headers: limits.headers.min(MAX_HEADERS),
+                headers: limits.headers,
                 target_bytes: limits.head_bytes.min(HeadLimits::default().target_bytes),
             },
             patience: Patience {

@@ -169,7 +169,7 @@ fn a_number_out_of_range_is_told_its_range() {
     let text = complaint(&format!("{SHORT}[limits]\n\nheaders = 7\n"));
     assert_eq!(
         text,
-        "proxy.toml:5: `limits.headers` is `7`; allowed: 8 to 1000"
+        "proxy.toml:5: `limits.headers` is `7`; allowed: 8 to 256"
     );
     let text = complaint(&format!("{SHORT}[timeouts]\nidle_ms = 0\n"));
     assert_eq!(
