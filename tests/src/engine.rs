@@ -56,7 +56,8 @@ impl Engine {
     /// When it cannot listen.
     #[must_use]
     pub fn start(script: impl Fn(&mut Conn) + Send + Sync + 'static) -> Self {
-        let listener = listen(1024);
+        // As many as the kernel allows: a test of the proxy is no test of this queue.
+        let listener = listen(4096);
         let address = listener
             .local_addr()
             .expect("a bound socket has an address");

@@ -195,7 +195,9 @@ fn timeouts(source: &Source<'_>, table: &TimeoutsTable) -> Result<Timeouts, Conf
     let timeouts = Timeouts {
         head_ms: ms("head_ms", &table.head_ms, 10_000, 1)?,
         body_ms: ms("body_ms", &table.body_ms, 60_000, 1)?,
-        connect_ms: ms("connect_ms", &table.connect_ms, 1_000, 1)?,
+        // More than the second after which the kernel repeats a lost first packet: a burst of
+        // connects may fill an engine's queue for a moment.
+        connect_ms: ms("connect_ms", &table.connect_ms, 1_500, 1)?,
         first_byte_ms: ms("first_byte_ms", &table.first_byte_ms, 600_000, 1)?,
         idle_ms: ms("idle_ms", &table.idle_ms, 60_000, 1)?,
         total_ms: Some(ms("total_ms", &table.total_ms, 0, 0)?).filter(|&total| total > 0),

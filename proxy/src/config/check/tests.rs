@@ -55,7 +55,7 @@ fn a_short_file_gets_the_documented_defaults() {
     let timeouts = Timeouts {
         head_ms: 10_000,
         body_ms: 60_000,
-        connect_ms: 1_000,
+        connect_ms: 1_500,
         first_byte_ms: 600_000,
         idle_ms: 60_000,
         total_ms: None,
@@ -293,7 +293,7 @@ fn limits_that_contradict_each_other_are_told() {
     );
     let text = complaint(&format!("{SHORT}[timeouts]\ntotal_ms = 1000\n"));
     let expected = "proxy.toml:4: `timeouts.total_ms` is `1000`; allowed: 0 (off), or more than \
-                    `timeouts.connect_ms` = 1000";
+                    `timeouts.connect_ms` = 1500";
     assert_eq!(text, expected);
 }
 
