@@ -2,7 +2,9 @@
 
 use pointsman_solver::model::optimise::{Solution, Status, evaluate, optimise};
 use pointsman_solver::model::problem::{Arc, EngineSide, Problem, Source};
-use pointsman_solver::model::topology::{ClassId, EngineId, FrontendId, Point, Profile, ProfileId};
+use pointsman_solver::model::topology::{
+    ClassId, EngineId, FrontendId, Method, Point, Profile, ProfileId,
+};
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 
@@ -58,6 +60,8 @@ fn problem(capacities: &[f64], rows: &[Row<'_>]) -> Problem {
         max_step: 0.1,
         over_step_ms: 1_000.0,
         limit_ms: 60_000,
+        method: Method::Lp,
+        pivot_limit: 1_000_000,
     };
     problem.lift_idle_sources();
     problem

@@ -7,12 +7,15 @@
 //! answer is verified against the true constraints before it is used.
 
 mod curve;
+mod flow;
 mod lp;
 pub mod network;
+mod separable;
 mod verify;
 
 use super::plan::Terms;
 use super::problem::Problem;
+use super::topology::Method;
 use curve::Curve;
 
 /// Most rounds where engines serve unlike requests.
@@ -93,6 +96,15 @@ pub struct Solution {
     pub shed_factor: f64,
     /// Programs solved.
     pub rounds: usize,
+    /// How it was found.
+    pub method: Method,
+    /// Most that the work of one request differs from its separable fit, relatively.
+    pub separability_error: f64,
+    /// How much dearer than the optimum of its last program it is at most, relatively; 0 unless
+    /// the pivot limit came first.
+    pub gap: f64,
+    /// Pivots of all programs.
+    pub pivots: u64,
 }
 
 /// Solves a problem.
@@ -102,6 +114,14 @@ pub struct Solution {
 /// Any status but [`Status::Optimal`].
 pub fn optimise(problem: &Problem) -> Result<Solution, Status> {
     refuse_bad_numbers(problem)?;
+    match problem.method {
+        Method::Lp => by_program(problem),
+        Method::Network => flow::optimise(problem),
+    }
+}
+
+/// By general programs.
+fn by_program(problem: &Problem) -> Result<Solution, Status> {
     let mut mix = spread(problem);
     let first = Curve::all(problem, &mix, &mix);
     let rounds = if first.iter().all(|c| c.uniform) {
@@ -115,12 +135,7 @@ pub fn optimise(problem: &Problem) -> Result<Solution, Status> {
         let answer = lp::solve(problem, &curves)?;
         let mut solution = verify::verify(problem, answer)?;
         solution.rounds = round;
-        for (mix, found) in mix.iter_mut().zip(&solution.shares) {
-            let half = if round == 1 { 0.0 } else { 0.5 };
-            mix.iter_mut()
-                .zip(found)
-                .for_each(|(m, f)| *m = half * *m + (1.0 - half) * f);
-        }
+        blend(&mut mix, &solution.shares, round);
         if best
             .as_ref()
             .is_none_or(|b| solution.terms.total() < b.terms.total())
@@ -132,6 +147,16 @@ pub fn optimise(problem: &Problem) -> Result<Solution, Status> {
     let mut best = best.expect("at least one round");
     best.rounds = rounds;
     Ok(best)
+}
+
+/// The mix that the next round is made for: the one found, damped from the second round on.
+fn blend(mix: &mut [Vec<f64>], found: &[Vec<f64>], round: usize) {
+    let half = if round == 1 { 0.0 } else { 0.5 };
+    for (mix, found) in mix.iter_mut().zip(found) {
+        mix.iter_mut()
+            .zip(found)
+            .for_each(|(m, f)| *m = half * *m + (1.0 - half) * f);
+    }
 }
 
 /// The true cost of shares that were not solved for, such as those of the weights that stand.

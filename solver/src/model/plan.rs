@@ -2,7 +2,7 @@
 
 use super::optimise::Solution;
 use super::problem::{EngineNow, Problem, Source};
-use super::topology::{ClassId, EngineId, FrontendId, Topology};
+use super::topology::{ClassId, EngineId, FrontendId, Method, Topology};
 
 /// The plan of one pass.
 #[derive(Clone, Debug, PartialEq)]
@@ -17,6 +17,12 @@ pub struct Plan {
     pub shed_factor: f64,
     /// Programs solved to find it.
     pub rounds: usize,
+    /// How it was found.
+    pub method: Method,
+    /// Most that the work of one request differs from its separable fit, relatively.
+    pub separability_error: f64,
+    /// How much dearer than its program's optimum it is at most, relatively.
+    pub gap: f64,
 }
 
 impl Plan {
@@ -52,6 +58,9 @@ impl Plan {
             engines: topology.engine_ids().map(engine).collect(),
             shed_factor: solution.shed_factor,
             rounds: solution.rounds,
+            method: solution.method,
+            separability_error: solution.separability_error,
+            gap: solution.gap,
         }
     }
 }

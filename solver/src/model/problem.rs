@@ -7,7 +7,7 @@
 use pointsman_shm::policy::{Mode, PlannedState};
 
 use super::network::network_ms;
-use super::topology::{ClassId, EngineId, FrontendId, Mix, Profile, ProfileId, Topology};
+use super::topology::{ClassId, EngineId, FrontendId, Method, Mix, Profile, ProfileId, Topology};
 
 /// A source without demand is planned as if it had this share of all demand, so that its first
 /// request finds weights.
@@ -32,6 +32,10 @@ pub struct Problem {
     pub over_step_ms: f64,
     /// Wall-clock limit of one solve, milliseconds.
     pub limit_ms: u64,
+    /// How the optimum is found.
+    pub method: Method,
+    /// Most pivots of one network solve.
+    pub pivot_limit: u64,
 }
 
 /// One (frontend, class).
@@ -170,6 +174,8 @@ impl Problem {
             max_step: settings.max_step.value(),
             over_step_ms: OVER_STEP_MS,
             limit_ms: settings.solve_limit_ms,
+            method: settings.method,
+            pivot_limit: settings.pivot_limit,
         };
         problem.lift_idle_sources();
         problem

@@ -82,6 +82,8 @@ pub struct Settings {
     pub table_bits: u8,
     /// Least price of moving a request, milliseconds.
     pub movement_ms: NonNegative,
+    /// How the optimum is found.
+    pub method: Method,
     /// Share of requests that follow an earlier one of their conversation.
     pub follow_up_share: Share,
     /// Mean time between two turns of a conversation, seconds.
@@ -114,6 +116,8 @@ pub struct Settings {
     pub token_mix: TokenMix,
     /// Wall-clock limit of one solve, milliseconds.
     pub solve_limit_ms: u64,
+    /// Most pivots of one network solve; counted, so that a replay ends at the same place.
+    pub pivot_limit: u64,
     /// Most ticks that the history keeps; 0 keeps none.
     pub history_ticks: u32,
     /// Most bytes that the history keeps, MiB; 0 keeps none.
@@ -124,6 +128,27 @@ pub struct Settings {
     pub state_dir: Option<PathBuf>,
     /// Address of the admin HTTP server.
     pub listen: Option<SocketAddr>,
+}
+
+/// How the optimum is found.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Method {
+    /// A general linear program in floats.
+    #[default]
+    Lp,
+    /// A network simplex in integers.
+    Network,
+}
+
+impl Method {
+    /// Name as a topology gives it.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Lp => "lp",
+            Self::Network => "network",
+        }
+    }
 }
 
 /// Where demand comes from.

@@ -107,6 +107,13 @@ impl Curve {
         }
     }
 
+    /// What an arc's delay has beyond the pieces.
+    pub(super) fn rest_ms(&self, source: usize, position: usize) -> f64 {
+        let key = (source, position);
+        let found = self.rest.binary_search_by_key(&key, |(s, p, _)| (*s, *p));
+        found.map_or(0.0, |i| self.rest[i].2)
+    }
+
     /// Steepest piece, per utilisation.
     pub(super) fn steepest(&self) -> f64 {
         self.pieces.last().map_or(0.0, |p| p.slope)

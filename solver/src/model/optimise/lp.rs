@@ -72,7 +72,7 @@ pub(super) fn solve(problem: &Problem, curves: &[Curve]) -> Result<Answer, Statu
 }
 
 /// What `work` returns, or its panic as a status. The panic hook still reports it.
-fn caught<T>(work: impl FnOnce() -> Result<T, Status>) -> Result<T, Status> {
+pub(super) fn caught<T>(work: impl FnOnce() -> Result<T, Status>) -> Result<T, Status> {
     catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|panic| {
         let message = panic_message(panic.as_ref());
         Err(Status::Panicked { message })
@@ -116,6 +116,16 @@ fn build_and_solve(problem: &Problem, curves: &[Curve]) -> Result<Answer, Status
     })
 }
 
+/// Share of a source's demand that a priority has; the last has all where there is no demand.
+pub(super) fn priority_share(source: &Source, p: usize) -> f64 {
+    let demand = source.demand();
+    match source.demand_rps.get(p) {
+        Some(rps) if demand > 0.0 => rps / demand,
+        _ if demand > 0.0 => 0.0,
+        _ => f64::from(u8::from(p + 1 == source.shed_ms.len())),
+    }
+}
+
 /// Shed cost of one request, by piece, cheapest first.
 pub(super) fn shed_pieces(shed_ms: f64) -> impl Iterator<Item = f64> {
     let last = f64::from(SHED_PIECES - 1);
@@ -153,7 +163,7 @@ impl<'a> Builder<'a> {
                 arcs.push([None, None]);
                 continue;
             }
-            let cost = arc.network_ms + arc.service_ms + self.rest(s, i, arc.engine.0);
+            let cost = arc.network_ms + arc.service_ms + self.curves[arc.engine.0].rest_ms(s, i);
             let before = source.previous.as_ref().map(|w| w[i]);
             let kept = before.filter(|w| *w > FEASIBLE);
             let kept = kept.map(|w| self.share(source, cost - half, w.min(1.0)));
@@ -161,14 +171,9 @@ impl<'a> Builder<'a> {
             let beyond = self.share(source, cost + extra, 1.0);
             arcs.push([kept, Some(beyond)]);
         }
-        let demand = source.demand();
         let mut shed = Vec::with_capacity(source.shed_ms.len());
         for (p, &price) in source.shed_ms.iter().enumerate() {
-            let share = match source.demand_rps.get(p) {
-                Some(rps) if demand > 0.0 => rps / demand,
-                _ if demand > 0.0 => 0.0,
-                _ => f64::from(u8::from(p + 1 == source.shed_ms.len())),
-            };
+            let share = priority_share(source, p);
             let mut pieces = Vec::new();
             if share > FEASIBLE {
                 for cost in shed_pieces(price * self.shed_factor) {
@@ -180,13 +185,6 @@ impl<'a> Builder<'a> {
         let columns = Columns { arcs, shed };
         self.rows(source, &columns);
         Some(columns)
-    }
-
-    /// What an arc's delay has beyond the engine's pieces.
-    fn rest(&self, s: usize, position: usize, engine: usize) -> f64 {
-        let rest = &self.curves[engine].rest;
-        let found = rest.binary_search_by_key(&(s, position), |(s, p, _)| (*s, *p));
-        found.map_or(0.0, |i| rest[i].2)
     }
 
     /// Every request is routed or refused; and few of them move.
@@ -263,7 +261,7 @@ impl<'a> Builder<'a> {
 
 /// The dearest way to serve a request that any source has, and the factor on every shed cost
 /// that keeps refusing dearer still. One factor for all, so that it changes no order among them.
-fn dearest(problem: &Problem, curves: &[Curve]) -> (f64, f64) {
+pub(super) fn dearest(problem: &Problem, curves: &[Curve]) -> (f64, f64) {
     let mut dearest: f64 = 0.0;
     let mut factor: f64 = 1.0;
     for source in &problem.sources {

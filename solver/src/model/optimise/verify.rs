@@ -56,6 +56,10 @@ pub(super) fn verify(problem: &Problem, answer: Answer) -> Result<Solution, Stat
         terms,
         shed_factor,
         rounds: 1,
+        method: problem.method,
+        separability_error: 0.0,
+        gap: 0.0,
+        pivots: 0,
     })
 }
 
@@ -177,7 +181,9 @@ fn shed_cost(rps: f64, all: f64, shed_ms: f64) -> f64 {
 mod tests {
     use super::*;
     use crate::model::problem::{Arc, EngineSide};
-    use crate::model::topology::{ClassId, EngineId, FrontendId, Point, Profile, ProfileId};
+    use crate::model::topology::{
+        ClassId, EngineId, FrontendId, Method, Point, Profile, ProfileId,
+    };
 
     fn problem() -> Problem {
         let arc = Arc {
@@ -219,6 +225,8 @@ mod tests {
             max_step: 0.1,
             over_step_ms: 1_000.0,
             limit_ms: 1_000,
+            method: Method::Lp,
+            pivot_limit: 1_000_000,
         }
     }
 

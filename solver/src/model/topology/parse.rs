@@ -11,8 +11,8 @@ use toml::Spanned;
 
 use super::locate::Source;
 use super::{
-    DemandSource, Frontend, Priority, Settings, TokenMix, Topology, TopologyError, engines, raw,
-    routes,
+    DemandSource, Frontend, Method, Priority, Settings, TokenMix, Topology, TopologyError, engines,
+    raw, routes,
 };
 use crate::model::profile;
 use crate::model::units::{Number, Positive};
@@ -61,7 +61,6 @@ pub(super) fn parse(file: &str, text: &str) -> Result<Topology, TopologyError> {
 }
 
 fn settings(source: &Source<'_>, raw: &raw::Solver) -> Result<Settings, TopologyError> {
-    let raw::Method::Lp = raw.method.unwrap_or(raw::Method::Lp);
     let ms = |key: &str, value: &raw::Whole, default| {
         let key = format!("solver.{key}");
         let whole = source.whole_or(key, value.as_ref(), 10..86_400_001, default);
@@ -72,6 +71,10 @@ fn settings(source: &Source<'_>, raw: &raw::Solver) -> Result<Settings, Topology
     Ok(Settings {
         tick_ms: ms("tick_ms", &raw.tick_ms, 2_000)?,
         mode: raw.mode.map_or(Mode::Control, mode),
+        method: match raw.method {
+            Some(raw::Method::Network) => Method::Network,
+            Some(raw::Method::Lp) | None => Method::Lp,
+        },
         headroom: headroom(source, raw)?,
         demand: match raw.demand {
             Some(raw::DemandSource::Configured) => DemandSource::Configured,
@@ -99,12 +102,20 @@ fn settings(source: &Source<'_>, raw: &raw::Solver) -> Result<Settings, Topology
             Some(raw::TokenMix::Configured) | None => TokenMix::Configured,
         },
         solve_limit_ms: ms("solve_limit_ms", &raw.solve_limit_ms, 10_000)?,
+        pivot_limit: pivot_limit(source, raw)?,
         history_ticks: history_bound(source, "ticks", &raw.history_ticks, 43_200)?,
         history_mib: history_bound(source, "mib", &raw.history_mib, 256)?,
         run_dir: raw.run_dir.clone(),
         state_dir: raw.state_dir.clone(),
         listen: listen(source, raw)?,
     })
+}
+
+/// Most pivots of one network solve.
+fn pivot_limit(source: &Source<'_>, raw: &raw::Solver) -> Result<u64, TopologyError> {
+    let key = "solver.pivot_limit".to_owned();
+    let whole = source.whole_or(key, raw.pivot_limit.as_ref(), 1..1_000_000_001, 1_000_000);
+    whole.map(u64::from)
 }
 
 /// A bound of the history; 0 turns it off.

@@ -62,6 +62,7 @@ pub(in crate::model) struct Solver {
     pub(in crate::model) prefill_decode_ratio: Number,
     pub(in crate::model) token_mix: Option<TokenMix>,
     pub(in crate::model) solve_limit_ms: Whole,
+    pub(in crate::model) pivot_limit: Whole,
     pub(in crate::model) history_ticks: Whole,
     pub(in crate::model) history_mib: Whole,
     pub(in crate::model) run_dir: Option<PathBuf>,
@@ -80,6 +81,7 @@ pub(in crate::model) enum Mode {
 #[serde(rename_all = "lowercase")]
 pub(in crate::model) enum Method {
     Lp,
+    Network,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
