@@ -169,6 +169,18 @@ fn agree(work: Work, seed: u64, cases: usize) {
         if case % 3 == 2 {
             standing(&mut rng, &mut problem);
         }
+        // Every fifth has a source that the operator sets: load, but no choice.
+        let set = if case % 5 == 4 {
+            problem.sources.first_mut()
+        } else {
+            None
+        };
+        let observed = set.is_some();
+        if let Some(source) = set {
+            let first = source.arcs.iter().position(|a| a.open);
+            let weight = |i| f64::from(u8::from(Some(i) == first));
+            source.fixed = Some((0..source.arcs.len()).map(weight).collect());
+        }
         let (lp, network) = (
             by(&problem, Method::Lp, &what),
             by(&problem, Method::Network, &what),
@@ -183,7 +195,9 @@ fn agree(work: Work, seed: u64, cases: usize) {
             (1, 0),
             "{what}"
         );
-        never_over(&problem, &network, &what);
+        if !observed {
+            never_over(&problem, &network, &what);
+        }
         let excess = excess(&network, &lp);
         assert!(
             excess.abs() <= 1e-6,
@@ -232,6 +246,11 @@ fn general_work_is_never_over_a_true_capacity() {
     println!("gap to lp: median {median:.5}, worst {worst:.5}; separability error {error:.3}");
     assert!(error > 0.05, "the work is not separable: {error}");
     assert!(median <= 0.005, "median {median}");
+    // Two fleets of a hundred, both nearly full, are beyond 3 %.
+    assert!(
+        gaps.iter().filter(|g| g.0 > 0.03).count() <= 2 && worst <= 0.12,
+        "worst {worst}"
+    );
 }
 
 #[test]

@@ -9,6 +9,7 @@
 mod curve;
 mod flow;
 mod lp;
+mod mend;
 pub mod network;
 mod separable;
 mod verify;

@@ -1,11 +1,11 @@
 //! A problem by the network simplex, repaired where its work is not separable.
 //!
 //! The work of requests is fitted as separable, the flow problem is solved, and true loads are
-//! compared with those of the fit: each engine's work is scaled by their ratio at the mix found
-//! and the problem is solved again from where it was, for a few damped rounds. An engine that is
-//! still over its true capacity then is charged the most that any request needs, which cannot be
-//! too little. The round whose true cost is least wins, and congestion of unlike requests is
-//! charged as `lp`'s rounds do.
+//! compared with those of the fit: each engine's work is scaled by their ratio at the mix found,
+//! what a request needs beyond the fit is charged at the engine's price, and the problem is solved
+//! again from where it was, for a few damped rounds. Each answer, and the mean of all so far, is
+//! mended to true capacities; the one whose true cost is least wins. Congestion of unlike requests
+//! is charged as `lp`'s rounds do.
 //!
 //! A bound on movement holds for all ways of a source together, which one arc cannot say. It is
 //! said only for sources that break it: what moves passes a *gate*, an engine that is none, and
@@ -13,17 +13,16 @@
 
 use super::curve::Curve;
 use super::lp::{Answer, caught, dearest, priority_share, shed_pieces};
+use super::mend::mend;
 use super::network::{self, Basis, EngineSide, SourceSide, Statement, Way};
 use super::separable::Separable;
 use super::{Solution, Status, blend, spread, verify};
-use crate::model::problem::{Problem, Source};
+use crate::model::problem::{Arc, Problem, Source};
 use crate::model::segments::Segment;
 
 /// Rounds where work is not separable or engines serve unlike requests.
 const ROUNDS: usize = 4;
-/// Rounds after which every engine is charged the most that any request needs.
-const CAREFUL: usize = 4;
-/// Part of an engine that rounding may put over its capacity.
+/// Part of a step or of a gate that rounding may take.
 const ROUNDING: f64 = 1e-9;
 /// Share of a source that rounding may move beyond its step.
 const STEP_ROUNDING: f64 = 1e-8;
@@ -31,6 +30,8 @@ const STEP_ROUNDING: f64 = 1e-8;
 /// One solve's answer, and what it cost to find.
 struct Found {
     answer: Answer,
+    /// By engine: what an engine-second is worth, milliseconds.
+    prices_ms: Vec<f64>,
     gap_ms: f64,
     pivots: u64,
 }
@@ -41,6 +42,8 @@ struct Flows<'a> {
     fit: Separable,
     /// By engine: true over separable load.
     factors: Vec<f64>,
+    /// By engine: what an engine-second is worth, milliseconds.
+    prices_ms: Vec<f64>,
     /// Sources of the problem that are a choice, in order.
     members: Vec<usize>,
     /// By member: positions of its open arcs, by rising engine, each engine once.
@@ -60,39 +63,56 @@ fn rounds(problem: &Problem) -> Result<Solution, Status> {
     let mut curves = Curve::all(problem, &mix, &mix);
     let mut flows = Flows::new(problem);
     let exact = flows.fit.error == 0.0 && curves.iter().all(|c| c.uniform);
-    let least = if exact { 1 } else { ROUNDS };
+    let most = if exact { 1 } else { ROUNDS };
     let mut best: Option<Solution> = None;
-    let (mut pivots, mut round) = (0, 0);
-    loop {
-        round += 1;
+    let mut average: Option<Answer> = None;
+    let mut pivots = 0;
+    for round in 1..=most {
         let found = flows.solve(&curves)?;
         pivots += found.pivots;
-        let over = flows.over(&found.answer.shares);
-        let last = round == ROUNDS + CAREFUL + 1;
-        flows.repair(&found.answer.shares, &over, round);
+        flows.repair(&found, round);
         blend(&mut mix, &found.answer.shares, round);
-        if last || over.iter().all(|o| !o) {
-            let mut solution = verify::verify(problem, found.answer)?;
+        let damped = damped(average.take(), &found.answer);
+        let mut answers = vec![found.answer];
+        if round > 1 {
+            answers.push(damped.clone());
+        }
+        average = Some(damped);
+        for mut answer in answers {
+            if !exact {
+                mend(problem, &flows.members, &mut answer);
+            }
+            let mut solution = verify::verify(problem, answer)?;
             let total = solution.terms.total();
-            solution.gap = if total > 0.0 {
-                found.gap_ms / total
-            } else {
-                0.0
-            };
+            solution.gap = found.gap_ms / total.max(f64::MIN_POSITIVE);
             if best.as_ref().is_none_or(|b| total < b.terms.total()) {
                 best = Some(solution);
             }
         }
-        if round >= least
-            && let Some(mut best) = best.take()
-        {
-            best.rounds = round;
-            best.pivots = pivots;
-            best.separability_error = flows.fit.error;
-            return Ok(best);
-        }
         curves = Curve::all(problem, &mix, &spread(problem));
     }
+    let mut best = best.expect("at least one round");
+    best.rounds = most;
+    best.pivots = pivots;
+    best.separability_error = flows.fit.error;
+    Ok(best)
+}
+
+/// Half of what was found and half of all before.
+fn damped(before: Option<Answer>, found: &Answer) -> Answer {
+    let Some(mut mean) = before else {
+        return found.clone();
+    };
+    let pairs = [
+        (&mut mean.shares, &found.shares),
+        (&mut mean.shed, &found.shed),
+    ];
+    for (mean, found) in pairs {
+        let values = mean.iter_mut().flatten().zip(found.iter().flatten());
+        values.for_each(|(m, f)| *m = 0.5 * *m + 0.5 * f);
+    }
+    mean.shed_factor = mean.shed_factor.max(found.shed_factor);
+    mean
 }
 
 impl<'a> Flows<'a> {
@@ -117,6 +137,7 @@ impl<'a> Flows<'a> {
             problem,
             fit: Separable::fit(problem),
             factors: vec![1.0; problem.engines.len()],
+            prices_ms: vec![0.0; problem.engines.len()],
             ways: members.iter().map(ways).collect(),
             members,
             gated: Vec::new(),
@@ -153,7 +174,13 @@ impl<'a> Flows<'a> {
             self.basis = Some(solved.basis);
             if breaks.is_empty() {
                 let (_, shed_factor) = dearest(self.problem, curves);
+                let engines = &solved.potentials[count..];
+                let price = |(e, price): (usize, &i64)| {
+                    scaled.price_ms(*price, 1.0) / statement.engines[e].work
+                };
+                let engines = engines.iter().take(self.problem.engines.len());
                 return Ok(Found {
+                    prices_ms: engines.enumerate().map(price).collect(),
                     answer: self.answer(&routed, &refused, shed_factor),
                     gap_ms: gap / (scaled.units.flow * scaled.units.cost),
                     pivots,
@@ -188,9 +215,10 @@ impl<'a> Flows<'a> {
         let s = self.members[member];
         let way = |&i: &usize| {
             let arc = &source.arcs[i];
-            let rest = curves[arc.engine.0].rest_ms(s, i);
+            let e = arc.engine.0;
+            let rest = curves[e].rest_ms(s, i) + self.unseen_ms(s, arc);
             Way {
-                engine: arc.engine.0 as u32,
+                engine: e as u32,
                 cost_ms: arc.network_ms + arc.service_ms + rest,
             }
         };
@@ -356,46 +384,25 @@ impl<'a> Flows<'a> {
         loads
     }
 
-    /// By engine: whether what is ours is more than its true capacity leaves.
-    fn over(&self, shares: &[Vec<f64>]) -> Vec<bool> {
-        let mut left: Vec<f64> = self.problem.engines.iter().map(|e| e.capacity).collect();
-        for source in &self.problem.sources {
-            for (arc, share) in source.arcs.iter().zip(source.fixed.iter().flatten()) {
-                left[arc.engine.0] -= source.planned_rps * share * arc.seconds;
-            }
+    /// What a request costs at an engine by the work that the fit does not see.
+    fn unseen_ms(&self, s: usize, arc: &Arc) -> f64 {
+        let e = arc.engine.0;
+        if self.fit.error == 0.0 {
+            return 0.0;
         }
-        let over = |(e, (load, _)): (usize, (f64, f64))| {
-            load > left[e].max(0.0) + ROUNDING * self.problem.engines[e].capacity
-        };
-        self.loads(shares)
-            .into_iter()
-            .enumerate()
-            .map(over)
-            .collect()
+        let fitted = self.fit.source[s] * self.fit.engine[e] * self.factors[e];
+        self.prices_ms[e] * (arc.seconds - fitted)
     }
 
-    /// Brings each engine's work to what the mix found needs.
-    fn repair(&mut self, shares: &[Vec<f64>], over: &[bool], round: usize) {
+    /// Brings each engine's work to what the mix found needs, and prices to what was found.
+    fn repair(&mut self, found: &Found, round: usize) {
         let damped = if round == 1 { 1.0 } else { 0.5 };
-        for (e, (load, fitted)) in self.loads(shares).into_iter().enumerate() {
-            if (round >= ROUNDS && over[e]) || round >= ROUNDS + CAREFUL {
-                self.factors[e] = self.most_needed(e);
-            } else if fitted > 0.0 {
+        for (e, (load, fitted)) in self.loads(&found.answer.shares).into_iter().enumerate() {
+            if fitted > 0.0 {
                 self.factors[e] += damped * (load / fitted - self.factors[e]);
             }
+            self.prices_ms[e] += damped * (found.prices_ms[e] - self.prices_ms[e]);
         }
-    }
-
-    /// Most work of any request that may come to an engine, over that of the fit.
-    fn most_needed(&self, e: usize) -> f64 {
-        let of = |&s: &usize| {
-            let arcs = self.problem.sources[s].arcs.iter();
-            let own = arcs.filter(|a| a.open && a.engine.0 == e);
-            let fitted = self.fit.source[s] * self.fit.engine[e];
-            own.map(|a| a.seconds / fitted).fold(0.0, f64::max)
-        };
-        let most = self.members.iter().map(of).fold(0.0, f64::max);
-        if most > 0.0 { most } else { 1.0 }
     }
 }
 

@@ -37,6 +37,7 @@ const CLOCK_SLACK: u32 = 4;
 const FEASIBLE: f64 = 1e-9;
 
 /// What the method answered, unverified.
+#[derive(Clone)]
 pub(super) struct Answer {
     /// By source and arc.
     pub(super) shares: Vec<Vec<f64>>,
