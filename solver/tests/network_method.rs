@@ -301,6 +301,52 @@ fn a_step_is_a_step() {
     }
 }
 
+/// A problem with all rates, or all costs, times a factor.
+fn scaled(base: &Problem, costs: bool, factor: f64) -> Problem {
+    let mut problem = base.clone();
+    let (cost, rate) = if costs { (factor, 1.0) } else { (1.0, factor) };
+    problem.over_step_ms *= cost;
+    for engine in &mut problem.engines {
+        engine.capacity *= rate;
+        engine.over_safe_ms *= cost;
+    }
+    for point in &mut problem.profiles[0].points {
+        point.ttft_ms *= cost;
+    }
+    for source in &mut problem.sources {
+        source.movement_ms *= cost;
+        source.shed_ms.iter_mut().for_each(|p| *p *= cost);
+        source.planned_rps *= rate;
+        source.demand_rps.iter_mut().for_each(|d| *d *= rate);
+        for arc in &mut source.arcs {
+            arc.network_ms *= cost;
+            arc.service_ms *= cost;
+        }
+    }
+    problem
+}
+
+#[test]
+fn a_power_of_two_in_rates_or_costs_changes_no_bit_of_a_weight() {
+    let seed = 45;
+    let mut rng = StdRng::seed_from_u64(seed);
+    for case in 0..30 {
+        let work = [Work::Equal, Work::Separable, Work::General][case % 3];
+        let mut problem = random(&mut rng, work);
+        standing(&mut rng, &mut problem);
+        let expected = by(&problem, Method::Network, "base");
+        for k in [-30, -7, 5, 30] {
+            for costs in [false, true] {
+                let what = format!("seed {seed}, case {case}, costs {costs}, 2^{k}");
+                let other = scaled(&problem, costs, f64::from(k).exp2());
+                let found = by(&other, Method::Network, &what);
+                assert_eq!(found.shares, expected.shares, "{what}");
+                assert_eq!(found.shed, expected.shed, "{what}");
+            }
+        }
+    }
+}
+
 fn plan(file: &Path) -> Value {
     let output = Command::new(env!("CARGO_BIN_EXE_pointsman-solver"))
         .args(["plan", &file.display().to_string(), "--json"])
