@@ -25,8 +25,6 @@ struct Move {
     source: usize,
     from: Place,
     to: Place,
-    /// Most of the source's demand that can take it.
-    share: f64,
     /// Cost, milliseconds for an engine-second freed or used.
     price: f64,
 }
@@ -99,93 +97,107 @@ impl Mender<'_> {
 
     /// Moves requests away from an engine that has too many.
     fn relieve(&mut self, members: &[usize], e: usize) {
-        while self.room[e] < 0.0 {
-            let mut best: Option<Move> = None;
-            for &s in members {
-                let arcs = &self.problem.sources[s].arcs;
-                for i in (0..arcs.len()).filter(|i| arcs[*i].engine.0 == e) {
-                    if self.answer.shares[s][i] > 0.0 {
-                        self.away(s, i, &mut best);
-                    }
+        if self.room[e] >= 0.0 {
+            return;
+        }
+        let mut moves = Vec::new();
+        for &s in members {
+            let arcs = &self.problem.sources[s].arcs;
+            for i in (0..arcs.len()).filter(|i| arcs[*i].engine.0 == e) {
+                if self.answer.shares[s][i] > 0.0 {
+                    self.away(s, i, &mut moves);
                 }
             }
-            let Some(found) = best else {
-                return;
-            };
-            self.make(found);
         }
+        self.make_all(moves);
     }
 
-    /// The cheapest way off an arc for an engine-second.
-    fn away(&self, s: usize, i: usize, best: &mut Option<Move>) {
+    /// Every way off an arc.
+    fn away(&self, s: usize, i: usize, moves: &mut Vec<Move>) {
         let source = &self.problem.sources[s];
         let arc = &source.arcs[i];
-        let here = self.answer.shares[s][i];
-        let need = here.min(-self.room[arc.engine.0] / (source.planned_rps * arc.seconds));
         let others = (0..source.arcs.len()).filter(|j| {
             let to = source.arcs[*j].engine.0;
             source.arcs[*j].open && to != arc.engine.0 && self.has_room(to)
         });
-        let ways = others.map(|j| (Place::Arc(j), self.fits(s, j)));
-        let refused = &self.answer.shed[s];
-        let priorities = (0..source.shed_ms.len()).map(|p| {
-            let left = priority_share(source, p) - refused[p];
-            (Place::Refused(p), left)
-        });
-        for (to, most) in ways.chain(priorities).filter(|w| w.1 > NO_SHARE) {
+        let others = others.map(Place::Arc);
+        for to in others.chain((0..source.shed_ms.len()).map(Place::Refused)) {
             let extra = self.cost_ms(s, to) - self.cost_ms(s, Place::Arc(i));
-            offer(
-                best,
-                Move {
-                    source: s,
-                    from: Place::Arc(i),
-                    to,
-                    share: need.min(most),
-                    price: extra / arc.seconds,
-                },
-            );
+            moves.push(Move {
+                source: s,
+                from: Place::Arc(i),
+                to,
+                price: extra / arc.seconds,
+            });
         }
     }
 
     /// Takes refused requests where there is room, those first that gain most.
     fn take_back(&mut self, members: &[usize]) {
-        loop {
-            let mut best: Option<Move> = None;
-            for &s in members {
-                let source = &self.problem.sources[s];
-                for (p, refused) in self.answer.shed[s].iter().enumerate() {
-                    if *refused <= NO_SHARE {
+        let mut moves = Vec::new();
+        for &s in members {
+            let source = &self.problem.sources[s];
+            for p in (0..source.shed_ms.len()).filter(|p| self.answer.shed[s][*p] > NO_SHARE) {
+                let from = Place::Refused(p);
+                for (i, arc) in source.arcs.iter().enumerate() {
+                    let to = Place::Arc(i);
+                    if !arc.open || !self.has_room(arc.engine.0) {
                         continue;
                     }
-                    let arcs = (0..source.arcs.len()).filter(|i| {
-                        source.arcs[*i].open && self.has_room(source.arcs[*i].engine.0)
-                    });
-                    for i in arcs.filter(|i| self.fits(s, *i) > NO_SHARE) {
-                        let extra =
-                            self.cost_ms(s, Place::Arc(i)) - self.cost_ms(s, Place::Refused(p));
-                        let taken = Move {
+                    let extra = self.cost_ms(s, to) - self.cost_ms(s, from);
+                    if extra < 0.0 {
+                        moves.push(Move {
                             source: s,
-                            from: Place::Refused(p),
-                            to: Place::Arc(i),
-                            share: refused.min(self.fits(s, i)),
-                            price: extra / source.arcs[i].seconds,
-                        };
-                        if extra < 0.0 {
-                            offer(&mut best, taken);
-                        }
+                            from,
+                            to,
+                            price: extra / arc.seconds,
+                        });
                     }
                 }
             }
-            let Some(found) = best else {
-                return;
-            };
-            self.make(found);
+        }
+        self.make_all(moves);
+    }
+
+    /// Makes moves, cheapest first, each as far as it goes. Prices stand and room only shrinks,
+    /// so none becomes possible again by one that comes after it.
+    fn make_all(&mut self, mut moves: Vec<Move>) {
+        moves.sort_by(|a, b| a.price.total_cmp(&b.price));
+        for found in moves {
+            let share = self.goes(&found);
+            if share > 0.0 {
+                self.make(&found, share);
+            }
         }
     }
 
-    fn make(&mut self, found: Move) {
+    /// Share of the source's demand that can make a move now.
+    fn goes(&self, found: &Move) -> f64 {
         let s = found.source;
-        for (place, share) in [(found.from, -found.share), (found.to, found.share)] {
+        let source = &self.problem.sources[s];
+        let here = match found.from {
+            Place::Refused(p) => self.answer.shed[s][p],
+            Place::Arc(i) => {
+                let need = -self.room[source.arcs[i].engine.0];
+                let need = need / (source.planned_rps * source.arcs[i].seconds);
+                self.answer.shares[s][i].min(need)
+            }
+        };
+        let there = match found.to {
+            Place::Refused(p) => priority_share(source, p) - self.answer.shed[s][p],
+            Place::Arc(i) if self.has_room(source.arcs[i].engine.0) => self.fits(s, i),
+            Place::Arc(_) => 0.0,
+        };
+        if there > NO_SHARE {
+            here.min(there)
+        } else {
+            0.0
+        }
+    }
+
+    fn make(&mut self, found: &Move, share: f64) {
+        let s = found.source;
+        for (place, share) in [(found.from, -share), (found.to, share)] {
             match place {
                 Place::Refused(p) => {
                     let refused = &mut self.answer.shed[s][p];
@@ -203,11 +215,5 @@ impl Mender<'_> {
                 }
             }
         }
-    }
-}
-
-fn offer(best: &mut Option<Move>, found: Move) {
-    if best.is_none_or(|b| found.price < b.price) {
-        *best = Some(found);
     }
 }
