@@ -1,12 +1,14 @@
-//! Bytes without I/O: HTTP/1.1 heads, chunked bodies, event streams, and what routing needs from a
+//! Bytes without I/O: heads of both versions, chunked bodies, event streams, and what routing needs from a
 //! JSON body. Everything here is resumable at any split of its input and bounded in what it keeps.
 
 pub mod answer;
 pub mod chunked;
 pub mod field;
+pub mod frames;
 pub mod framing;
 pub mod head;
 pub mod http1_write;
+pub mod http2_head;
 pub mod json;
 pub mod orca;
 pub mod request_head;
