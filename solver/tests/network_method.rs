@@ -85,6 +85,8 @@ fn random(rng: &mut StdRng, work: Work) -> Problem {
                 service_ms: 200.0,
                 seconds,
                 output_tokens: 0.0,
+                money_ms: 0.0,
+                kv_token_s: 0.0,
                 profile: ProfileId(0),
             });
         }
@@ -105,6 +107,9 @@ fn random(rng: &mut StdRng, work: Work) -> Problem {
         capacity: *capacity,
         headroom: 0.85,
         over_safe_ms: 1_000.0,
+        kv_tokens: None,
+        region: 0,
+        max_share: None,
     };
     let mut problem = Problem {
         sources,
@@ -115,6 +120,8 @@ fn random(rng: &mut StdRng, work: Work) -> Problem {
         limit_ms: 60_000,
         method: Method::Lp,
         pivot_limit: 1_000_000,
+        region_most: vec![None],
+        over_share_ms: 5_000.0,
     };
     problem.lift_idle_sources();
     problem

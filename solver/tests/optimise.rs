@@ -19,6 +19,9 @@ fn problem(capacities: &[f64], rows: &[Row<'_>]) -> Problem {
         capacity: *capacity,
         headroom: 1.0,
         over_safe_ms: 1_000.0,
+        kv_tokens: None,
+        region: 0,
+        max_share: None,
     };
     let source = |(s, row): (usize, &Row<'_>)| Source {
         frontend: FrontendId(s),
@@ -37,6 +40,8 @@ fn problem(capacities: &[f64], rows: &[Row<'_>]) -> Problem {
                 service_ms: 200.0,
                 seconds,
                 output_tokens: 0.0,
+                money_ms: 0.0,
+                kv_token_s: 0.0,
                 profile: ProfileId(0),
             })
             .collect(),
@@ -62,6 +67,8 @@ fn problem(capacities: &[f64], rows: &[Row<'_>]) -> Problem {
         limit_ms: 60_000,
         method: Method::Lp,
         pivot_limit: 1_000_000,
+        region_most: vec![None],
+        over_share_ms: 5_000.0,
     };
     problem.lift_idle_sources();
     problem

@@ -46,7 +46,8 @@ fn the_good_one_is_good() {
 fn an_unknown_key() {
     assert_eq!(
         with("ms = 1\n", "ms = 1\nmiles = 3\n"),
-        "t.toml:15: unknown key `miles`: expected one of `frontend`, `engine`, `region`, `ms`"
+        "t.toml:15: unknown key `miles`: expected one of `frontend`, `engine`, `region`, `ms`, \
+         `egress_per_mtok`"
     );
 }
 

@@ -68,6 +68,7 @@ pub struct TermsStatus {
     service: f64,
     congestion: f64,
     movement: f64,
+    money: f64,
     shed: f64,
 }
 
@@ -151,6 +152,8 @@ pub struct WeightStatus {
     pub service_ms: f64,
     /// What the planned load adds to one request, milliseconds.
     pub congestion_ms: f64,
+    /// What its bytes cost on the way, as milliseconds.
+    pub money_ms: f64,
 }
 
 /// One engine.
@@ -170,6 +173,8 @@ pub struct EngineStatus {
     pub capacity: Option<f64>,
     /// Planned load over hard capacity.
     pub utilisation: Option<f64>,
+    /// KV memory held as planned over all of it; `None` where that is no bound.
+    pub kv_utilisation: Option<f64>,
     /// Requests it runs.
     pub running: Option<u32>,
     /// Requests in its queue.
@@ -258,6 +263,7 @@ impl From<Terms> for TermsStatus {
             service: terms.service,
             congestion: terms.congestion,
             movement: terms.movement,
+            money: terms.money,
             shed: terms.shed,
         }
     }
@@ -368,6 +374,7 @@ fn weights(
                 network_ms: arc.network_ms,
                 service_ms: arc.service_ms,
                 congestion_ms: arc.congestion_ms,
+                money_ms: arc.money_ms,
                 engine,
             }
         })
@@ -391,6 +398,7 @@ fn engine(shared: &Shared, plan: Option<&Plan>, id: EngineId, record: &Record) -
         load: planned.map(|planned| planned.load_rps),
         capacity: planned.map(|planned| planned.capacity_rps),
         utilisation: planned.map(|planned| planned.utilisation),
+        kv_utilisation: planned.and_then(|planned| planned.kv_utilisation),
         running: seen.readings.count(Signal::Running),
         waiting: seen.readings.count(Signal::Waiting),
         kv_use: seen.readings.value(Signal::KvUse),

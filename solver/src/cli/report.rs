@@ -45,6 +45,7 @@ struct Terms {
     service: f64,
     congestion: f64,
     movement: f64,
+    money: f64,
     shed: f64,
 }
 
@@ -68,6 +69,7 @@ struct WeightReport<'a> {
     network_ms: f64,
     service_ms: f64,
     congestion_ms: f64,
+    money_ms: f64,
     planned_ttft_ms: f64,
 }
 
@@ -84,6 +86,8 @@ struct EngineReport<'a> {
     load: f64,
     capacity: f64,
     utilisation: f64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    kv_utilisation: Option<f64>,
     ready_replicas: u32,
     capacity_assumed: bool,
     profile_assumed: bool,
@@ -108,6 +112,7 @@ pub(super) fn json(topology: &Topology, plan: &Plan, engines: &[EngineNow]) -> S
             service: terms.service,
             congestion: terms.congestion,
             movement: terms.movement,
+            money: terms.money,
             shed: terms.shed,
         },
         mode: mode_name(topology.settings.mode),
@@ -176,6 +181,7 @@ fn route_report<'a>(topology: &'a Topology, plan: &RoutePlan<'_>) -> RouteReport
         network_ms: arc.network_ms,
         service_ms: arc.service_ms,
         congestion_ms: arc.congestion_ms,
+        money_ms: arc.money_ms,
         planned_ttft_ms: arc.planned_ttft_ms,
     });
     let fixed = class.static_weights[plan.frontend.0].as_ref();
@@ -227,6 +233,7 @@ fn engine_reports<'a>(
             load: engine.load_rps,
             capacity: engine.capacity_rps,
             utilisation: engine.utilisation,
+            kv_utilisation: engine.kv_utilisation,
             ready_replicas: engines[engine.engine.0].ready_replicas,
             capacity_assumed: described.capacity.assumed,
             profile_assumed: pairs
@@ -255,8 +262,9 @@ pub(super) fn table(topology: &Topology, plan: &Plan) -> String {
     line(
         &mut text,
         format_args!(
-            "  network {:.3}, service {:.3}, congestion {:.3}, movement {:.3}, shed {:.3}\n",
-            terms.network, terms.service, terms.congestion, terms.movement, terms.shed
+            "  network {:.3}, service {:.3}, congestion {:.3}, movement {:.3}, money {:.3}, \
+             shed {:.3}\n",
+            terms.network, terms.service, terms.congestion, terms.movement, terms.money, terms.shed
         ),
     );
     line(

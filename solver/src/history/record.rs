@@ -51,6 +51,8 @@ pub struct Cost {
     pub congestion: f64,
     /// Conversations moved.
     pub movement: f64,
+    /// Money, where bytes on the way are priced.
+    pub money: f64,
     /// Requests refused.
     pub shed: f64,
     /// The objective.
@@ -64,6 +66,7 @@ impl From<Terms> for Cost {
             service: terms.service,
             congestion: terms.congestion,
             movement: terms.movement,
+            money: terms.money,
             shed: terms.shed,
             total: terms.total(),
         }

@@ -104,6 +104,44 @@ pub fn replay(items: impl Iterator<Item = Item>, wanted: &RangeInclusive<u64>) -
     replayed
 }
 
+/// Solves the ticks up to one again; its topology, and what it came to.
+///
+/// # Errors
+///
+/// The tick is not there or cannot be solved again.
+pub fn solved(
+    items: impl Iterator<Item = Item>,
+    number: u64,
+) -> Result<(Topology, TickOutcome), String> {
+    let mut running: Option<Running> = None;
+    for item in items {
+        let tick = match item {
+            Item::Tick(tick) => tick,
+            Item::Head(head) if head.number == number => {
+                return Err(format!("tick {number}: a record that it builds on is lost"));
+            }
+            Item::Head(_) | Item::Gap(_) => {
+                running = None;
+                continue;
+            }
+        };
+        if let Some(start) = &tick.start {
+            running = Running::new(start).ok();
+        }
+        let Some(run) = &mut running else { continue };
+        let outcome = run.step(&tick);
+        if tick.head.number == number {
+            let outcome = outcome.map_err(|why| format!("tick {number}: {why}"))?;
+            let outcome = outcome.ok_or_else(|| format!("tick {number} crashed"))?;
+            return Ok((running.expect("it just ran").topology, outcome));
+        }
+        if outcome.is_err() {
+            running = None;
+        }
+    }
+    Err(format!("tick {number} is not in the history, or cannot be solved again"))
+}
+
 impl Replayed {
     fn count(&mut self, tick: &Tick) {
         self.ticks += 1;
@@ -140,11 +178,22 @@ impl Running {
         Ok(Self { topology, state })
     }
 
-    /// Solves one tick again and leaves the state as the solver did.
+    /// Solves one tick again and compares.
     fn again(&mut self, recorded: &Tick) -> Result<Compared, String> {
+        let outcome = self.step(recorded)?;
+        let outcome = outcome.filter(|_| recorded.head.status != LATE);
+        let Some(outcome) = outcome else {
+            return Ok(Compared::Nothing);
+        };
+        let difference = compare(recorded, &outcome);
+        Ok(difference.map_or(Compared::Same, Compared::Differs))
+    }
+
+    /// Solves one tick again and leaves the state as the solver did; `None` for one that crashed.
+    fn step(&mut self, recorded: &Tick) -> Result<Option<TickOutcome>, String> {
         let inputs = recorded.inputs()?;
         if recorded.head.status == CRASHED {
-            return Ok(Compared::Nothing);
+            return Ok(None);
         }
         let (topology, state) = (&self.topology, &mut self.state);
         let solved = catch_unwind(AssertUnwindSafe(|| tick(topology, state, &inputs)));
@@ -163,11 +212,7 @@ impl Running {
                     .confirm(FrontendId(id), recorded.policy(i)?, inputs.now_ns);
             }
         }
-        if recorded.head.status == LATE {
-            return Ok(Compared::Nothing);
-        }
-        let difference = compare(recorded, &outcome);
-        Ok(difference.map_or(Compared::Same, Compared::Differs))
+        Ok(Some(outcome))
     }
 }
 
@@ -212,14 +257,15 @@ fn compare(recorded: &Tick, now: &TickOutcome) -> Option<Difference> {
     })
 }
 
-fn bits(cost: Cost) -> [u64; 6] {
+fn bits(cost: Cost) -> [u64; 7] {
     let Cost {
         network,
         service,
         congestion,
         movement,
+        money,
         shed,
         total,
     } = cost;
-    [network, service, congestion, movement, shed, total].map(f64::to_bits)
+    [network, service, congestion, movement, money, shed, total].map(f64::to_bits)
 }

@@ -16,7 +16,7 @@ use xxhash_rust::xxh3::xxh3_64;
 /// First bytes of a segment.
 const MAGIC: [u8; 8] = *b"PTSMHIST";
 /// Grammar of the records in it. A reader refuses any other.
-pub const FORMAT: u32 = 1;
+pub const FORMAT: u32 = 2;
 /// Bytes before the first frame.
 pub const HEADER: usize = 16;
 /// First bytes of a frame.
@@ -240,10 +240,10 @@ mod tests {
             "is no segment of a history"
         );
         let mut newer = header();
-        newer[8] = 2;
+        newer[8] = 3;
         assert_eq!(
             scan(&newer).unwrap_err(),
-            "has format 2; this solver reads 1"
+            "has format 3; this solver reads 2"
         );
     }
 

@@ -73,7 +73,11 @@ pub(super) fn read(
         let problem = key("prompt_tokens and output_tokens are both 0: one must be above 0");
         return Err(source.refuse(given.span(), problem));
     }
-    match (
+    let kv_tokens: Option<Positive> = match &raw.kv_tokens {
+        Some(value) => Some(source.number(key("kv_tokens"), value)?),
+        None => None,
+    };
+    let capacity = match (
         &raw.rps,
         &raw.prefill_tps,
         &raw.decode_tps,
@@ -94,6 +98,7 @@ pub(super) fn read(
                 mix,
                 prefill_tps,
                 decode_tps,
+                kv_tokens: None,
                 assumed: false,
             })
         }
@@ -112,7 +117,11 @@ pub(super) fn read(
                 allowed,
             ))
         }
-    }
+    }?;
+    Ok(Capacity {
+        kv_tokens,
+        ..capacity
+    })
 }
 
 fn from_rate(
@@ -131,6 +140,7 @@ fn from_rate(
         mix,
         prefill_tps,
         decode_tps,
+        kv_tokens: None,
         assumed,
     })
 }
@@ -170,6 +180,7 @@ mod tests {
             mix: mix(500.0, 100.0),
             prefill_tps: Positive::new(150_000.0).unwrap(),
             decode_tps: Positive::new(15_000.0).unwrap(),
+            kv_tokens: None,
             assumed: false,
         }
     }

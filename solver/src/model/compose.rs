@@ -173,7 +173,7 @@ fn pair(parts: &Parts<'_>, class: &str, arc: &ArcPlan) -> Option<Eligible> {
         pair_generation,
         weight: arc.weight,
         work: arc.seconds * speed(parts.topology, arc.engine),
-        kv_token_seconds: 0.0,
+        kv_token_seconds: arc.kv_token_s,
         idle_ttft_ms: arc.idle_ttft_ms,
         planned_ttft_ms: arc.planned_ttft_ms,
     })
@@ -225,6 +225,7 @@ fn table(
             numbers[find(name)] = number;
         }
     }
+    let before_any = before.is_none();
     let base = match before {
         Some(before) => {
             let table: Vec<usize> = before.iter().map(|name| find(name)).collect();
@@ -238,7 +239,12 @@ fn table(
             slots::first(&hashes, &shared, size)
         }
     };
-    let quotas = slots::quotas(&weights, size, &slots::counts(&base, names.len()));
+    // What was never published holds no slot that could be kept.
+    let held = match before_any {
+        true => vec![0; names.len()],
+        false => slots::counts(&base, names.len()),
+    };
+    let quotas = slots::quotas(&weights, size, &held);
     let table = slots::adjust(&base, &hashes, &weights, &quotas);
     table
         .into_iter()

@@ -6,18 +6,22 @@
 //! as a cost of the arc, for a few damped rounds; the round whose *true* cost is least wins. Every
 //! answer is verified against the true constraints before it is used.
 
+mod bounds;
 mod curve;
 mod flow;
 mod lp;
+mod margins;
 mod mend;
 pub mod network;
 mod separable;
 mod verify;
 
 use super::plan::Terms;
-use super::problem::Problem;
+use super::problem::{Problem, Source};
 use super::topology::Method;
 use curve::Curve;
+
+pub use margins::{EngineMargin, Margins, SourceMargin, margins};
 
 /// Most rounds where engines serve unlike requests.
 const ROUNDS: usize = 3;
@@ -91,8 +95,13 @@ pub struct Solution {
     pub shed: Vec<Vec<f64>>,
     /// By engine: load over hard capacity, with true work; 0 for an engine without either.
     pub utilisation: Vec<f64>,
+    /// By engine: KV memory held over all of it; `None` where that is no bound.
+    pub kv_utilisation: Vec<Option<f64>>,
     /// Its true cost, milliseconds per second.
     pub terms: Terms,
+    /// What the bounds on steps and shares are priced at that it had to break, milliseconds per
+    /// second. Nobody waits for it; it is no part of the cost.
+    pub over_bounds_ms: f64,
     /// Factor on every shed cost that kept shedding the last resort.
     pub shed_factor: f64,
     /// Programs solved.
@@ -106,6 +115,13 @@ pub struct Solution {
     pub gap: f64,
     /// Pivots of all programs.
     pub pivots: u64,
+}
+
+impl Solution {
+    /// What a better one has less of, milliseconds per second.
+    fn merit(&self) -> f64 {
+        self.terms.total() + self.over_bounds_ms
+    }
 }
 
 /// Solves a problem.
@@ -137,10 +153,7 @@ fn by_program(problem: &Problem) -> Result<Solution, Status> {
         let mut solution = verify::verify(problem, answer)?;
         solution.rounds = round;
         blend(&mut mix, &solution.shares, round);
-        if best
-            .as_ref()
-            .is_none_or(|b| solution.terms.total() < b.terms.total())
-        {
+        if best.as_ref().is_none_or(|b| solution.merit() < b.merit()) {
             best = Some(solution);
         }
         curves = Curve::all(problem, &mix, &spread(problem));
@@ -171,9 +184,15 @@ pub fn evaluate(
     verify::evaluate(problem, shares, shed, shed_factor)
 }
 
+/// By engine: KV memory that shares hold over all of it; `None` where that is no bound.
+#[must_use]
+pub fn kv_utilisation(problem: &Problem, shares: &[Vec<f64>]) -> Vec<Option<f64>> {
+    verify::kv_utilisation(problem, shares, Source::demand)
+}
+
 /// Shares before any are known: by the capacity of open arcs.
 fn spread(problem: &Problem) -> Vec<Vec<f64>> {
-    let one = |source: &super::problem::Source| {
+    let one = |source: &Source| {
         let of = |a: &super::problem::Arc| {
             if a.open {
                 problem.engines[a.engine.0].capacity / a.seconds
@@ -204,6 +223,18 @@ fn refuse_bad_numbers(problem: &Problem) -> Result<(), Status> {
             if bad(value, 0.0) {
                 return refuse(format!("engine {i}: {name} = {value}"));
             }
+        }
+        let bounds = [
+            ("kv_tokens", engine.kv_tokens),
+            ("max_share", engine.max_share),
+        ];
+        for (name, value) in bounds {
+            if let Some(value) = value.filter(|v| bad(*v, 0.0)) {
+                return refuse(format!("engine {i}: {name} = {value}"));
+            }
+        }
+        if engine.region >= problem.region_most.len() {
+            return refuse(format!("engine {i}: region {} is not there", engine.region));
         }
     }
     for (p, profile) in problem.profiles.iter().enumerate() {
@@ -246,6 +277,8 @@ fn refuse_bad_numbers(problem: &Problem) -> Result<(), Status> {
                 ("network_ms", arc.network_ms),
                 ("service_ms", arc.service_ms),
                 ("output_tokens", arc.output_tokens),
+                ("money_ms", arc.money_ms),
+                ("kv_token_s", arc.kv_token_s),
                 ("seconds", arc.seconds),
             ] {
                 if bad(value, 0.0) || (name == "seconds" && value == 0.0) {

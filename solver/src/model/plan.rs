@@ -49,6 +49,7 @@ impl Plan {
                 },
                 capacity_rps,
                 utilisation: load,
+                kv_utilisation: solution.kv_utilisation[id.0],
                 planned_factor: now.planned_factor,
             }
         };
@@ -86,6 +87,8 @@ fn source_plan(problem: &Problem, solution: &Solution, s: usize, source: &Source
                 network_ms: arc.network_ms,
                 service_ms: arc.service_ms,
                 congestion_ms: problem.delay_ms(arc, load),
+                money_ms: arc.money_ms,
+                kv_token_s: arc.kv_token_s,
                 idle_ttft_ms: profile.at(0.0).0,
                 planned_ttft_ms: profile.at(load).0,
             }
@@ -105,7 +108,7 @@ fn source_plan(problem: &Problem, solution: &Solution, s: usize, source: &Source
 
 /// Shares of what is routed. Where nothing is, the weights that stand, or else the nearest
 /// engine: a class must have weights when its requests are admitted again.
-fn weights(source: &Source, shares: &[f64]) -> Vec<f64> {
+pub(super) fn weights(source: &Source, shares: &[f64]) -> Vec<f64> {
     if let Some(fixed) = &source.fixed {
         return fixed.clone();
     }
@@ -139,6 +142,8 @@ pub struct Terms {
     pub congestion: f64,
     /// Conversations moved.
     pub movement: f64,
+    /// Money, where bytes on the way are priced.
+    pub money: f64,
     /// Requests refused.
     pub shed: f64,
 }
@@ -147,7 +152,7 @@ impl Terms {
     /// The objective.
     #[must_use]
     pub fn total(&self) -> f64 {
-        self.network + self.service + self.congestion + self.movement + self.shed
+        self.network + self.service + self.congestion + self.movement + self.money + self.shed
     }
 }
 
@@ -188,6 +193,10 @@ pub struct ArcPlan {
     pub service_ms: f64,
     /// What the planned load adds to one request, milliseconds.
     pub congestion_ms: f64,
+    /// What its bytes cost on the way, as milliseconds.
+    pub money_ms: f64,
+    /// KV memory that one request holds: tokens times seconds.
+    pub kv_token_s: f64,
     /// Predicted time to first token at idle, milliseconds.
     pub idle_ttft_ms: f64,
     /// Predicted time to first token at the planned load, milliseconds.
@@ -205,6 +214,8 @@ pub struct EnginePlan {
     pub capacity_rps: f64,
     /// Load over hard capacity; 0 where both are 0.
     pub utilisation: f64,
+    /// KV memory held over all of it; `None` where that is no bound.
+    pub kv_utilisation: Option<f64>,
     /// Factor in (0, 1] by which a penalty lowered the capacity.
     pub planned_factor: f64,
 }

@@ -8,6 +8,7 @@ use pointsman_shm::policy::{Mode, PlannedState};
 
 use super::network::network_ms;
 use super::topology::{ClassId, EngineId, FrontendId, Method, Mix, Profile, ProfileId, Topology};
+use super::units::Share;
 
 /// A source without demand is planned as if it had this share of all demand, so that its first
 /// request finds weights.
@@ -16,6 +17,9 @@ const LEAST_SHARE: f64 = 1e-6;
 const IDLE_RPS: f64 = 1e-3;
 /// Price of moving more than a step, milliseconds: over any latency, under any shedding.
 const OVER_STEP_MS: f64 = 1_000.0;
+/// Price of sending an engine or a region more than its share, milliseconds: over any latency
+/// that is worth having, under any shedding.
+const OVER_SHARE_MS: f64 = 5_000.0;
 
 /// The problem of one pass.
 #[derive(Clone, Debug, PartialEq)]
@@ -36,6 +40,10 @@ pub struct Problem {
     pub method: Method,
     /// Most pivots of one network solve.
     pub pivot_limit: u64,
+    /// By region: most of a source's requests that it is to get, where it is bounded.
+    pub region_most: Vec<Option<f64>>,
+    /// Price of a request beyond what an engine or a region is to get, milliseconds.
+    pub over_share_ms: f64,
 }
 
 /// One (frontend, class).
@@ -76,6 +84,10 @@ pub struct Arc {
     pub seconds: f64,
     /// Tokens of its answer.
     pub output_tokens: f64,
+    /// What its bytes cost on the way, as milliseconds.
+    pub money_ms: f64,
+    /// KV memory that one request holds: tokens times seconds.
+    pub kv_token_s: f64,
     /// Latency curve.
     pub profile: ProfileId,
 }
@@ -89,6 +101,12 @@ pub struct EngineSide {
     pub headroom: f64,
     /// Extra cost of an engine-second at full load, milliseconds, rising in steps from safe.
     pub over_safe_ms: f64,
+    /// Tokens that its KV memory holds now; `None` where that is no bound.
+    pub kv_tokens: Option<f64>,
+    /// Where it stands: position in [`Problem::region_most`].
+    pub region: usize,
+    /// Most of a source's requests that it is to get, where that is bounded.
+    pub max_share: Option<f64>,
 }
 
 /// What is known of an engine when a problem is made.
@@ -147,13 +165,19 @@ impl Problem {
     #[must_use]
     pub fn new(topology: &Topology, now: &Now<'_>) -> Self {
         let settings = &topology.settings;
-        let engine = |(described, now): (&super::topology::Engine, &EngineNow)| EngineSide {
-            capacity: match now.state {
+        let engine = |(described, now): (&super::topology::Engine, &EngineNow)| {
+            let capacity = match now.state {
                 PlannedState::Active => now.ready_share * now.planned_factor,
                 PlannedState::StandbyOnly | PlannedState::Draining | PlannedState::Out => 0.0,
-            },
-            headroom: settings.headroom.value(),
-            over_safe_ms: settings.over_safe_ms.value() * described.capacity.rps.value(),
+            };
+            EngineSide {
+                capacity,
+                headroom: settings.headroom.value(),
+                over_safe_ms: settings.over_safe_ms.value() * described.capacity.rps.value(),
+                kv_tokens: described.capacity.kv_tokens.map(|t| t.value() * capacity),
+                region: topology.region_of(described),
+                max_share: described.max_share.map(Share::value),
+            }
         };
         let engines: Vec<EngineSide> = topology
             .engines
@@ -176,6 +200,10 @@ impl Problem {
             limit_ms: settings.solve_limit_ms,
             method: settings.method,
             pivot_limit: settings.pivot_limit,
+            region_most: (topology.regions.iter())
+                .map(|r| r.max_share.map(Share::value))
+                .collect(),
+            over_share_ms: OVER_SHARE_MS,
         };
         problem.lift_idle_sources();
         problem
@@ -255,6 +283,12 @@ fn source(
                 service_ms: service,
                 seconds: demand.mix.engine_seconds(&engine.capacity),
                 output_tokens: output,
+                money_ms: topology.egress_ms(frontend, pair.engine, prompt + output),
+                kv_token_s: kv_token_s(
+                    &topology.profiles[pair.profile.0],
+                    settings.headroom.value(),
+                    demand.mix,
+                ),
                 profile: pair.profile,
             }
         })
@@ -291,6 +325,16 @@ fn relative_work(topology: &Topology, arcs: &[Arc]) -> f64 {
     } else {
         arcs.iter().map(stated).sum::<f64>() / arcs.len() as f64
     }
+}
+
+/// Tokens that a request holds in KV memory times how long, seconds: its prompt from prefill to
+/// the last token, its answer half as long on average. The prefill is that of an idle engine,
+/// because a request that waits holds nothing; tokens come at the pace of safe capacity.
+fn kv_token_s(profile: &Profile, headroom: f64, mix: Mix) -> f64 {
+    let (prompt, output) = (mix.prompt_tokens.value(), mix.output_tokens.value());
+    let prefill_ms = profile.at(0.0).0;
+    let decode_ms = output * profile.at(headroom).1;
+    (prompt * (prefill_ms + decode_ms) + output / 2.0 * decode_ms) / 1e3
 }
 
 /// What a live conversation loses once when it moves, spread over the time a plan stands.

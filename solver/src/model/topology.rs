@@ -51,6 +51,8 @@ pub struct Topology {
     pub frontends: Vec<Frontend>,
     /// Engines in file order.
     pub engines: Vec<Engine>,
+    /// Regions that engines stand in, in the order of their first engine.
+    pub regions: Vec<Region>,
     /// Routes in match order.
     pub routes: Vec<Route>,
     /// What the solver optimises: routes with one eligible set, work class, mode and weights.
@@ -63,6 +65,17 @@ pub struct Topology {
     pub warnings: Vec<String>,
     /// Round-trip time, milliseconds, by frontend then engine.
     pub(crate) rtt_ms: Vec<Option<NonNegative>>,
+    /// Money for a million tokens on the way, by frontend then engine.
+    pub(crate) egress_per_mtok: Vec<Option<NonNegative>>,
+}
+
+/// Where engines stand.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Region {
+    /// Its name; empty for engines that name none.
+    pub name: String,
+    /// Most of the requests of a (frontend, class) that its engines are to get, where bounded.
+    pub max_share: Option<Share>,
 }
 
 /// Section `[solver]`.
@@ -82,6 +95,8 @@ pub struct Settings {
     pub table_bits: u8,
     /// Least price of moving a request, milliseconds.
     pub movement_ms: NonNegative,
+    /// Milliseconds of one request that one unit of money is worth.
+    pub money_ms: NonNegative,
     /// How the optimum is found.
     pub method: Method,
     /// Share of requests that follow an earlier one of their conversation.
@@ -220,6 +235,8 @@ pub struct Engine {
     pub replicas: u32,
     /// What it can do with all replicas ready.
     pub capacity: Capacity,
+    /// Most of the requests of a (frontend, class) that it is to get, where bounded.
+    pub max_share: Option<Share>,
     /// Idle connections are dropped after this long, milliseconds; 0 lets the proxy choose.
     pub idle_timeout_ms: u32,
     /// Connections one host may hold to it; 0 lets the proxy choose.
@@ -248,6 +265,8 @@ pub struct Capacity {
     pub prefill_tps: Positive,
     /// Output tokens per second if it did nothing else.
     pub decode_tps: Positive,
+    /// Tokens that its KV memory holds; `None` where that is no bound.
+    pub kv_tokens: Option<Positive>,
     /// Derived by assuming a latency, not stated by the operator.
     pub assumed: bool,
 }
@@ -284,10 +303,23 @@ pub struct Route {
     pub body_bytes_max: u32,
     /// Headers that must be present, names in lower case.
     pub headers: Vec<(String, String)>,
+    /// Which engines may serve it, beside the model.
+    pub conditions: Conditions,
     /// Priority of a request that names none.
     pub default_priority: u8,
     /// Whether `/v1/models` lists it.
     pub listed: bool,
+}
+
+/// Which engines may serve a route, beside the model; what that comes to is in its class.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Conditions {
+    /// Engines that it names; `None` allows any.
+    pub engines: Option<Vec<String>>,
+    /// Regions that it names; `None` allows any.
+    pub regions: Option<Vec<String>>,
+    /// Labels that an engine must have.
+    pub capabilities: Vec<String>,
 }
 
 /// What the solver optimises and what has a slot table.
@@ -380,6 +412,21 @@ impl Topology {
     #[must_use]
     pub fn rtt_ms(&self, frontend: FrontendId, engine: EngineId) -> Option<f64> {
         self.rtt_ms[frontend.0 * self.engines.len() + engine.0].map(NonNegative::value)
+    }
+
+    /// What the bytes of one request cost between a frontend and an engine, as milliseconds.
+    #[must_use]
+    pub fn egress_ms(&self, frontend: FrontendId, engine: EngineId, tokens: f64) -> f64 {
+        let price = self.egress_per_mtok[frontend.0 * self.engines.len() + engine.0];
+        let price = price.map_or(0.0, NonNegative::value);
+        tokens / 1e6 * price * self.settings.money_ms.value()
+    }
+
+    /// Position in [`Topology::regions`] of where an engine stands.
+    #[must_use]
+    pub fn region_of(&self, engine: &Engine) -> usize {
+        let found = self.regions.iter().position(|r| r.name == engine.region);
+        found.expect("every engine's region is listed")
     }
 
     /// Every frontend's id, in file order.

@@ -9,7 +9,7 @@ use super::Reason;
 use super::inputs::Inputs;
 use super::state::TickState;
 use super::world::standing_weights;
-use crate::model::optimise::{Solution, evaluate};
+use crate::model::optimise::{Solution, evaluate, kv_utilisation};
 use crate::model::problem::{Problem, Source};
 use crate::model::topology::{FrontendId, Topology};
 
@@ -115,6 +115,12 @@ fn gain(
     let (stands, load) = evaluate(problem, &shares, &solution.shed, factor);
     let full = |e: usize| load[e] > 1.0 + TOLERANCE && solution.utilisation[e] <= 1.0 + TOLERANCE;
     if (0..load.len()).any(full) {
+        return Some(Reason::Feasibility);
+    }
+    let held = kv_utilisation(problem, &shares);
+    let over = |held: &Option<f64>| held.is_some_and(|held| held > 1.0 + TOLERANCE);
+    let mut pairs = held.iter().zip(&solution.kv_utilisation);
+    if pairs.any(|(stands, planned)| over(stands) && !over(planned)) {
         return Some(Reason::Feasibility);
     }
     // What is refused is the same on both sides and would drown the difference.

@@ -219,7 +219,7 @@ impl<'a> Flows<'a> {
             let rest = curves[e].rest_ms(s, i) + self.unseen_ms(s, arc);
             Way {
                 engine: e as u32,
-                cost_ms: arc.network_ms + arc.service_ms + rest,
+                cost_ms: arc.network_ms + arc.service_ms + arc.money_ms + rest,
             }
         };
         let mut shed = Vec::new();

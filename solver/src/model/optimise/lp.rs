@@ -15,6 +15,7 @@ use microlp::{
 };
 
 use super::Status;
+use super::bounds::Bounds;
 use super::curve::Curve;
 use crate::model::problem::{Problem, Source};
 
@@ -164,7 +165,8 @@ impl<'a> Builder<'a> {
                 arcs.push([None, None]);
                 continue;
             }
-            let cost = arc.network_ms + arc.service_ms + self.curves[arc.engine.0].rest_ms(s, i);
+            let rest_ms = self.curves[arc.engine.0].rest_ms(s, i);
+            let cost = arc.network_ms + arc.service_ms + arc.money_ms + rest_ms;
             let before = source.previous.as_ref().map(|w| w[i]);
             let kept = before.filter(|w| *w > FEASIBLE);
             let kept = kept.map(|w| self.share(source, cost - half, w.min(1.0)));
@@ -194,23 +196,28 @@ impl<'a> Builder<'a> {
         let all = columns.arcs.iter().flatten().flatten().map(|v| (*v, 1.0));
         let row: Vec<(Variable, f64)> = all.chain(shed()).collect();
         self.program.add_constraint(&row, ComparisonOp::Eq, 1.0);
-        let Some(previous) = &source.previous else {
-            return;
-        };
-        let usable: f64 = previous
-            .iter()
-            .zip(&columns.arcs)
-            .filter(|(_, c)| c[0].is_some())
-            .map(|(w, _)| w)
-            .sum();
-        let least = usable.min(1.0) - self.problem.max_step;
-        if least <= FEASIBLE {
+        let bounds = Bounds::of(self.problem, source);
+        self.shares(source, columns, &bounds);
+        if bounds.least_kept <= FEASIBLE {
             return;
         }
         let over = self.share(source, self.problem.over_step_ms, 1.0);
         let kept = columns.arcs.iter().filter_map(|c| c[0]).map(|v| (v, 1.0));
         let row: Vec<(Variable, f64)> = kept.chain(shed()).chain([(over, 1.0)]).collect();
-        self.program.add_constraint(&row, ComparisonOp::Ge, least);
+        self.program
+            .add_constraint(&row, ComparisonOp::Ge, bounds.least_kept);
+    }
+
+    /// Engines and regions get no more than their shares, or it has a price.
+    fn shares(&mut self, source: &Source, columns: &Columns, bounds: &Bounds) {
+        let one = |(i, most): (usize, &Option<f64>)| most.map(|most| (vec![i], most));
+        let arcs = bounds.arcs.iter().enumerate().filter_map(one);
+        for (inside, most) in arcs.chain(bounds.regions.iter().cloned()) {
+            let over = self.share(source, self.problem.over_share_ms, 1.0);
+            let parts = inside.iter().flat_map(|i| columns.arcs[*i]).flatten();
+            let row: Vec<(Variable, f64)> = parts.map(|v| (v, 1.0)).chain([(over, -1.0)]).collect();
+            self.program.add_constraint(&row, ComparisonOp::Le, most);
+        }
     }
 
     /// An engine's load is the sum of its pieces, whose widths end at its hard capacity.
@@ -236,6 +243,48 @@ impl<'a> Builder<'a> {
             if !row.is_empty() {
                 self.engine(e, row);
             }
+        }
+        for e in 0..self.problem.engines.len() {
+            if let Some(tokens) = self.problem.engines[e].kv_tokens {
+                self.memory(e, tokens, columns)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// What an engine's requests hold in KV memory fits into it.
+    fn memory(&mut self, e: usize, tokens: f64, columns: &[Option<Columns>]) -> Result<(), Status> {
+        let mut row: Vec<(Variable, f64)> = Vec::new();
+        let mut fixed = 0.0;
+        for (source, columns) in self.problem.sources.iter().zip(columns) {
+            for (i, arc) in source.arcs.iter().enumerate() {
+                if arc.engine.0 != e {
+                    continue;
+                }
+                let part = source.planned_rps * arc.kv_token_s / tokens;
+                if let Some(weights) = &source.fixed {
+                    fixed += weights[i] * part;
+                    continue;
+                }
+                let pair = columns.as_ref().map_or([None, None], |c| c.arcs[i]);
+                if pair[1].is_some() && part > MOST_LOAD {
+                    let reason = format!(
+                        "range: frontend {}, class {} would fill the KV memory of engine {e} \
+                         {part:.3e} times over; at most {MOST_LOAD:e} can be planned",
+                        source.frontend.0, source.class.0
+                    );
+                    return Err(Status::Refused { reason });
+                }
+                row.extend(pair.iter().flatten().map(|v| (*v, part)));
+            }
+        }
+        let largest = row.iter().map(|(_, part)| *part).fold(0.0, f64::max);
+        row.retain(|(_, part)| *part > VANISHING * largest);
+        let scale = power_of_two(largest).min(1.0);
+        row.iter_mut().for_each(|(_, part)| *part /= scale);
+        let most = (1.0 - fixed).max(0.0) / scale;
+        if row.iter().map(|(_, part)| part).sum::<f64>() > most {
+            self.program.add_constraint(&row, ComparisonOp::Le, most);
         }
         Ok(())
     }
@@ -265,15 +314,20 @@ impl<'a> Builder<'a> {
 pub(super) fn dearest(problem: &Problem, curves: &[Curve]) -> (f64, f64) {
     let mut dearest: f64 = 0.0;
     let mut factor: f64 = 1.0;
+    let bounded = problem.engines.iter().map(|e| e.max_share);
+    let bounded = bounded.chain(problem.region_most.iter().copied()).flatten();
+    // One request can be beyond the share of its engine and beyond that of its region.
+    let over_share_ms = 2.0 * bounded.map(|_| problem.over_share_ms).fold(0.0, f64::max);
     for source in &problem.sources {
         let mut own: f64 = 0.0;
         for arc in source.arcs.iter().filter(|a| a.open) {
             let capacity = problem.engines[arc.engine.0].capacity;
             let load = curves[arc.engine.0].steepest() * arc.seconds / capacity;
-            own = own.max(arc.network_ms + arc.service_ms + source.movement_ms + load);
+            let way = arc.network_ms + arc.service_ms + arc.money_ms;
+            own = own.max(way + source.movement_ms + load);
         }
         dearest = dearest.max(own);
-        let least = SHED_MARGIN * (own + problem.over_step_ms);
+        let least = SHED_MARGIN * (own + problem.over_step_ms + over_share_ms);
         for price in source.shed_ms.iter().filter(|p| **p > 0.0) {
             factor = factor.max(least / price);
         }

@@ -83,7 +83,7 @@ impl Mender<'_> {
             Place::Arc(i) => {
                 let arc = self.arc(s, i);
                 let delay_ms = self.problem.delay_ms(arc, self.load[arc.engine.0]);
-                arc.network_ms + arc.service_ms + delay_ms
+                arc.network_ms + arc.service_ms + arc.money_ms + delay_ms
             }
             Place::Refused(p) => self.problem.sources[s].shed_ms[p] * self.answer.shed_factor,
         }

@@ -1,5 +1,6 @@
 //! The true cost and the true constraints, apart from how the answer was found.
 
+use super::bounds::Bounds;
 use super::curve::over_safe_ms;
 use super::lp::{Answer, shed_pieces};
 use super::{Solution, Status};
@@ -43,6 +44,14 @@ pub(super) fn verify(problem: &Problem, answer: Answer) -> Result<Solution, Stat
             return Err(Status::ConstraintBroken { what });
         }
     }
+    let held = kv_utilisation(problem, &shares, |s| s.planned_rps);
+    let fixed = problem.sources.iter().any(|s| s.fixed.is_some());
+    for (e, held) in held.into_iter().enumerate() {
+        if let Some(held) = held.filter(|held| *held > 1.0 + TOLERANCE && !fixed) {
+            let what = format!("engine {e}: KV memory {held} is above 1");
+            return Err(Status::ConstraintBroken { what });
+        }
+    }
     let (terms, utilisation) = cost(problem, &shares, &shed, shed_factor);
     if !terms.total().is_finite() {
         return Err(Status::NonFinite {
@@ -50,6 +59,8 @@ pub(super) fn verify(problem: &Problem, answer: Answer) -> Result<Solution, Stat
         });
     }
     Ok(Solution {
+        over_bounds_ms: over_bounds_ms(problem, &shares, &shed),
+        kv_utilisation: kv_utilisation(problem, &shares, Source::demand),
         shares,
         shed,
         utilisation,
@@ -71,6 +82,43 @@ pub(super) fn evaluate(
     shed_factor: f64,
 ) -> (Terms, Vec<f64>) {
     cost(problem, shares, shed, shed_factor)
+}
+
+/// What the bounds are priced at that shares break, milliseconds per second.
+pub(super) fn over_bounds_ms(problem: &Problem, shares: &[Vec<f64>], shed: &[Vec<f64>]) -> f64 {
+    let one = |((source, shares), shed): ((&Source, &Vec<f64>), &Vec<f64>)| {
+        if source.fixed.is_some() || !source.has_open_arc() {
+            return 0.0;
+        }
+        let bounds = Bounds::of(problem, source);
+        let (step, share) = bounds.broken(source, shares, shed.iter().sum());
+        source.demand() * (problem.over_step_ms * step + problem.over_share_ms * share)
+    };
+    problem.sources.iter().zip(shares).zip(shed).map(one).sum()
+}
+
+/// By engine: KV memory held over all of it, for a rate of each source; `None` without a bound.
+pub(super) fn kv_utilisation(
+    problem: &Problem,
+    shares: &[Vec<f64>],
+    rate: fn(&Source) -> f64,
+) -> Vec<Option<f64>> {
+    if problem.engines.iter().all(|e| e.kv_tokens.is_none()) {
+        return vec![None; problem.engines.len()];
+    }
+    let mut held = vec![0.0; problem.engines.len()];
+    for (source, shares) in problem.sources.iter().zip(shares) {
+        for (arc, share) in source.arcs.iter().zip(shares) {
+            held[arc.engine.0] += rate(source) * share * arc.kv_token_s;
+        }
+    }
+    let over = |(held, engine): (&f64, &crate::model::problem::EngineSide)| {
+        engine.kv_tokens.map(|tokens| match *held > 0.0 {
+            true => (held / tokens).min(MOST_OVER),
+            false => 0.0,
+        })
+    };
+    held.iter().zip(&problem.engines).map(over).collect()
 }
 
 fn clean(source: &Source, shares: &mut [f64], shed: &mut [f64]) -> Result<(), Status> {
@@ -145,6 +193,7 @@ fn cost(
             if rps > 0.0 {
                 terms.network += rps * arc.network_ms;
                 terms.service += rps * arc.service_ms;
+                terms.money += rps * arc.money_ms;
                 terms.congestion += rps * problem.delay_ms(arc, utilisation[arc.engine.0]);
             }
             if let (Some(previous), None) = (&source.previous, &source.fixed) {
@@ -193,6 +242,8 @@ mod tests {
             service_ms: 2.0,
             seconds: 0.1,
             output_tokens: 0.0,
+            money_ms: 0.0,
+            kv_token_s: 0.0,
             profile: ProfileId(0),
         };
         let point = |utilisation| Point {
@@ -216,6 +267,9 @@ mod tests {
                 capacity: 1.0,
                 headroom: 1.0,
                 over_safe_ms: 0.0,
+                kv_tokens: None,
+                region: 0,
+                max_share: None,
             }],
             profiles: vec![Profile {
                 name: "flat".into(),
@@ -227,6 +281,8 @@ mod tests {
             limit_ms: 1_000,
             method: Method::Lp,
             pivot_limit: 1_000_000,
+            region_most: vec![None],
+            over_share_ms: 5_000.0,
         }
     }
 

@@ -125,6 +125,10 @@ fn engine(
             .or_else(|| Some("/metrics".to_owned())),
         replicas: source.whole_or(key("replicas"), given.replicas.as_ref(), 1..65_536, 1)?,
         capacity: capacity::read(source, &stated, capacity)?,
+        max_share: match &given.max_share {
+            Some(value) => Some(source.number(key("max_share"), value)?),
+            None => None,
+        },
         idle_timeout_ms: small("idle_timeout_ms", &given.idle_timeout_ms)?,
         max_connections: small("max_connections", &given.max_connections)?,
         max_streams: small("max_streams", &given.max_streams)?,
@@ -326,7 +330,42 @@ pub(super) fn round_trips(
     Ok(all_pairs(frontends, engines, &by_engine, &by_region))
 }
 
-/// By frontend then engine: an engine's own time, else its region's.
+/// Money for a million tokens on the way, by frontend then engine.
+pub(super) fn egress(
+    source: &Source<'_>,
+    raw: &raw::File,
+    frontends: &[Frontend],
+    engines: &[Engine],
+) -> Result<Vec<Option<NonNegative>>, TopologyError> {
+    let mut by_engine = BTreeMap::new();
+    let mut by_region = BTreeMap::new();
+    for entry in &raw.rtt {
+        let given = entry.get_ref();
+        let Some(value) = &given.egress_per_mtok else {
+            continue;
+        };
+        let price: NonNegative = source.number("rtt: egress_per_mtok", value)?;
+        if raw.solver.money_ms.is_none() {
+            let problem = "rtt: egress_per_mtok needs solver.money_ms: the milliseconds of one \
+                           request that one unit of money is worth";
+            return Err(source.refuse(value.span(), problem));
+        }
+        let is_from = |f: &Frontend| f.name == *given.frontend.get_ref();
+        let Some(from) = frontends.iter().position(is_from) else {
+            continue;
+        };
+        if let Some(region) = &given.region {
+            by_region.insert((from, region.get_ref().as_str()), price);
+        }
+        let named = given.engine.as_ref().map(Spanned::get_ref);
+        if let Some(id) = named.and_then(|name| engine_named(engines, name)) {
+            by_engine.insert((from, id.0), price);
+        }
+    }
+    Ok(all_pairs(frontends, engines, &by_engine, &by_region))
+}
+
+/// By frontend then engine: an engine's own value, else its region's.
 fn all_pairs(
     frontends: &[Frontend],
     engines: &[Engine],

@@ -11,8 +11,8 @@ use toml::Spanned;
 
 use super::locate::Source;
 use super::{
-    DemandSource, Frontend, Method, Priority, Settings, TokenMix, Topology, TopologyError, engines,
-    raw, routes,
+    DemandSource, Frontend, Method, Priority, Region, Settings, TokenMix, Topology, TopologyError,
+    engines, raw, routes,
 };
 use crate::model::profile;
 use crate::model::units::{Number, Positive};
@@ -43,17 +43,21 @@ pub(super) fn parse(file: &str, text: &str) -> Result<Topology, TopologyError> {
         &mut warnings,
     )?;
     let rtt_ms = engines::round_trips(&source, &raw.rtt, &frontends, &engines)?;
+    let egress_per_mtok = engines::egress(&source, &raw, &frontends, &engines)?;
+    let regions = regions(&source, &raw.regions, &engines)?;
     let mut topology = Topology {
         settings,
         priorities,
         frontends,
         engines,
+        regions,
         routes: Vec::new(),
         classes: Vec::new(),
         profiles: Vec::new(),
         demand: Vec::new(),
         warnings,
         rtt_ms,
+        egress_per_mtok,
     };
     routes::read(&source, &raw, &mut topology, &mut profiles)?;
     topology.profiles = profiles.into_list();
@@ -83,6 +87,7 @@ fn settings(source: &Source<'_>, raw: &raw::Solver) -> Result<Settings, Topology
         demand_average_s: own(source, "demand_average_s", demand_average, 20.0)?,
         table_bits: table_bits(source, raw)?,
         movement_ms: own(source, "movement_ms", &raw.movement_ms, 0.5)?,
+        money_ms: own(source, "money_ms", &raw.money_ms, 0.0)?,
         follow_up_share: own(source, "follow_up_share", &raw.follow_up_share, 0.0)?,
         turn_gap_s: own(source, "turn_gap_s", &raw.turn_gap_s, 60.0)?,
         horizon_s: own(source, "horizon_s", &raw.horizon_s, 1_800.0)?,
@@ -276,6 +281,42 @@ fn frontends(
     }
     if list.is_empty() {
         return Err(source.refuse(0..0, "[[frontends]] is missing: at least one must be given"));
+    }
+    Ok(list)
+}
+
+/// Every region that engines stand in, with what the file says of it.
+fn regions(
+    source: &Source<'_>,
+    raw: &[Spanned<raw::Region>],
+    engines: &[super::Engine],
+) -> Result<Vec<Region>, TopologyError> {
+    let mut list: Vec<Region> = Vec::new();
+    for engine in engines {
+        if !list.iter().any(|r| r.name == engine.region) {
+            list.push(Region {
+                name: engine.region.clone(),
+                max_share: None,
+            });
+        }
+    }
+    let mut given = Vec::new();
+    for entry in raw {
+        let region = entry.get_ref();
+        let known = engines.iter().map(|e| &e.region);
+        find(source, "regions: name", &region.name, known)?;
+        let name = region.name.get_ref();
+        if given.contains(&name) {
+            let problem = format!("regions: name = {name:?}: is given twice");
+            return Err(source.refuse(region.name.span(), problem));
+        }
+        given.push(name);
+        if let Some(value) = &region.max_share {
+            let key = format!("regions {name:?}: max_share");
+            let share = source.number(key, value)?;
+            let own = list.iter_mut().filter(|r| r.name == *name);
+            own.for_each(|r| r.max_share = Some(share));
+        }
     }
     Ok(list)
 }

@@ -23,6 +23,8 @@ pub(in crate::model) struct File {
     #[serde(default)]
     pub(in crate::model) engines: Vec<Spanned<Engine>>,
     #[serde(default)]
+    pub(in crate::model) regions: Vec<Spanned<Region>>,
+    #[serde(default)]
     pub(in crate::model) rtt: Vec<Spanned<Rtt>>,
     #[serde(default)]
     pub(in crate::model) routes: Vec<Spanned<Route>>,
@@ -46,6 +48,7 @@ pub(in crate::model) struct Solver {
     pub(in crate::model) demand_average_s: Number,
     pub(in crate::model) table_bits: Whole,
     pub(in crate::model) movement_ms: Number,
+    pub(in crate::model) money_ms: Number,
     pub(in crate::model) follow_up_share: Number,
     pub(in crate::model) turn_gap_s: Number,
     pub(in crate::model) horizon_s: Number,
@@ -185,6 +188,7 @@ pub(in crate::model) struct Engine {
     pub(in crate::model) replicas: Whole,
     pub(in crate::model) profile: Option<Spanned<String>>,
     pub(in crate::model) capacity: Option<Spanned<Capacity>>,
+    pub(in crate::model) max_share: Number,
     pub(in crate::model) idle_timeout_ms: Whole,
     pub(in crate::model) max_connections: Whole,
     pub(in crate::model) max_streams: Whole,
@@ -199,6 +203,14 @@ pub(in crate::model) struct Capacity {
     pub(in crate::model) max_running: Number,
     pub(in crate::model) prompt_tokens: Number,
     pub(in crate::model) output_tokens: Number,
+    pub(in crate::model) kv_tokens: Number,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(in crate::model) struct Region {
+    pub(in crate::model) name: Spanned<String>,
+    pub(in crate::model) max_share: Number,
 }
 
 #[derive(Debug, Deserialize)]
@@ -208,6 +220,7 @@ pub(in crate::model) struct Rtt {
     pub(in crate::model) engine: Option<Spanned<String>>,
     pub(in crate::model) region: Option<Spanned<String>>,
     pub(in crate::model) ms: Spanned<f64>,
+    pub(in crate::model) egress_per_mtok: Number,
 }
 
 #[derive(Debug, Deserialize)]

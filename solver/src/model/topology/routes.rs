@@ -14,8 +14,8 @@ use super::engines::{engine_named, no_round_trip, plain_text};
 use super::locate::Source;
 use super::parse::{find, list, mode, name, unknown};
 use super::{
-    Class, ClassEngine, ClassId, Demand, EngineId, FrontendId, Mix, Route, RouteId, Topology,
-    TopologyError, raw,
+    Class, ClassEngine, ClassId, Conditions, Demand, EngineId, FrontendId, Mix, Route, RouteId,
+    Topology, TopologyError, raw,
 };
 use crate::model::profile::Profiles;
 use crate::model::units::{NonNegative, Number};
@@ -244,7 +244,16 @@ fn route(
     if model.get_ref().is_empty() {
         return Err(source.refuse_value(key("model"), model, "the name of a model"));
     }
+    let names = |list: &Option<Vec<Spanned<String>>>| {
+        let list = list.as_ref()?.iter();
+        Some(list.map(|name| name.get_ref().clone()).collect())
+    };
     Ok(Route {
+        conditions: Conditions {
+            engines: names(&given.engines),
+            regions: names(&given.regions),
+            capabilities: given.capabilities.clone(),
+        },
         model: model.get_ref().clone(),
         adapter: given.adapter.clone(),
         class,
