@@ -76,6 +76,9 @@ pub enum Error {
     /// No connection to any engine that may serve this.
     #[error("no engine that may serve this request can be reached")]
     EngineUnreachable,
+    /// No engine that may serve this could be greeted with TLS.
+    #[error("the engine could not be verified, or refused us: the TLS handshake failed")]
+    EngineTls,
     /// The engine closed the connection before its answer began.
     #[error("the engine closed the connection before its answer began")]
     EngineReset,
@@ -165,6 +168,7 @@ impl Error {
             | Self::ModelNotFound { .. }
             | Self::ClientGone => Fault::Client,
             Self::EngineUnreachable
+            | Self::EngineTls
             | Self::EngineReset
             | Self::EngineProtocol { .. }
             | Self::EngineTimeout { .. } => Fault::Engine,
@@ -184,7 +188,7 @@ impl Error {
     #[must_use]
     pub fn retryable(&self) -> Retryable {
         match self {
-            Self::EngineUnreachable => Retryable::BeforeSend,
+            Self::EngineUnreachable | Self::EngineTls => Retryable::BeforeSend,
             Self::EngineReset => Retryable::OnReusedConnection,
             Self::Head(_)
             | Self::Chunked(_)
@@ -226,7 +230,7 @@ impl Error {
             Self::EnginesBusy | Self::RateExceeded => 429,
             Self::ClientGone => 499,
             Self::Internal => 500,
-            Self::EngineReset | Self::EngineProtocol { .. } => 502,
+            Self::EngineTls | Self::EngineReset | Self::EngineProtocol { .. } => 502,
             Self::EngineUnreachable
             | Self::NoPolicy
             | Self::NoEligibleEngine
@@ -254,6 +258,7 @@ impl Error {
             Self::ModelNotFound { .. } => "model_not_found",
             Self::ClientGone => "client_gone",
             Self::EngineUnreachable => "engine_unreachable",
+            Self::EngineTls => "engine_tls",
             Self::EngineReset => "engine_reset",
             Self::EngineProtocol { .. } => "engine_protocol",
             Self::EngineTimeout { .. } => "engine_timeout",
@@ -290,6 +295,7 @@ impl Error {
             | Self::MissingModel
             | Self::ModelNotFound { .. }
             | Self::EngineUnreachable
+            | Self::EngineTls
             | Self::EngineReset
             | Self::EngineProtocol { .. }
             | Self::EngineTimeout { .. }

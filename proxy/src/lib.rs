@@ -15,6 +15,7 @@ pub mod error;
 pub mod metrics;
 pub mod policy;
 pub mod process;
+pub mod secrets;
 pub mod sentinel;
 pub mod serve;
 pub mod shutdown;

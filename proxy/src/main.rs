@@ -64,6 +64,7 @@ fn check(path: &Path) -> anyhow::Result<ExitCode> {
         config
             .listen
             .iter()
+            .chain(&config.listen_tls)
             .map(ToString::to_string)
             .collect::<Vec<_>>()
             .join(", "),

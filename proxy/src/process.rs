@@ -17,9 +17,11 @@ use crate::admin;
 use crate::clock::monotonic_ns;
 use crate::config::Config;
 use crate::decide::guard::GuardTable;
+use crate::driver::listen::Greeting;
 use crate::driver::{self, Driver, DriverError, Ended, ShardContext, listen, sys};
 use crate::metrics::{ProcessMetrics, ShardMetrics};
 use crate::policy;
+use crate::secrets::{Keeper, KeeperError};
 use crate::sentinel::{Sentinel, Shared};
 use crate::serve::shard::ShardEnd;
 use crate::shutdown::Shutdown;
@@ -52,6 +54,9 @@ pub enum StartError {
         /// Why.
         source: std::io::Error,
     },
+    /// A file of certificates, keys or tokens.
+    #[error("cannot use {0}")]
+    Secrets(#[from] KeeperError),
     /// The signals file.
     #[error("cannot make the signals file: {0}")]
     Signals(#[source] pointsman_shm::Error),
@@ -73,6 +78,7 @@ pub enum StartError {
 pub struct Ready {
     ready: bool,
     listen: Vec<SocketAddr>,
+    listen_tls: Vec<SocketAddr>,
     admin: SocketAddr,
     io_driver: &'static str,
     shards: u16,
@@ -126,7 +132,15 @@ struct Proxy {
 
 impl Proxy {
     fn start(config: Arc<Config>) -> Result<Self, StartError> {
-        let listeners = listen::bind(&config.listen, config.shards)?;
+        let clear = config
+            .listen
+            .iter()
+            .map(|&address| (address, Greeting::Clear));
+        let secure = config
+            .listen_tls
+            .iter()
+            .map(|&address| (address, Greeting::Tls));
+        let listeners = listen::bind(&clear.chain(secure).collect::<Vec<_>>(), config.shards)?;
         let admin_error = |source| StartError::Admin {
             address: config.admin,
             source,
@@ -148,27 +162,28 @@ impl Proxy {
         };
         let mut sentinel = Sentinel::new(shared, publisher);
         let handles = sentinel.first_look().map_err(StartError::Signals)?;
+        let mut keeper = Keeper::new(&config, Arc::clone(&process))?;
+        let secrets = keeper.handles(config.shards);
 
         let parts = policies
             .into_iter()
             .zip(handles)
             .zip(&shards)
-            .zip(listeners.shards);
-        let contexts =
-            (0..)
-                .zip(parts)
-                .map(
-                    |(shard, (((policy, signals), metrics), listeners))| ShardContext {
-                        shard,
-                        config: Arc::clone(&config),
-                        policy,
-                        signals,
-                        metrics: Arc::clone(metrics),
-                        guard: Arc::clone(&guard),
-                        listeners,
-                        shutdown: Arc::clone(&shutdown),
-                    },
-                );
+            .zip(listeners.shards)
+            .zip(secrets);
+        let contexts = (0..).zip(parts).map(
+            |(shard, ((((policy, signals), metrics), listeners), secrets))| ShardContext {
+                shard,
+                config: Arc::clone(&config),
+                policy,
+                signals,
+                metrics: Arc::clone(metrics),
+                guard: Arc::clone(&guard),
+                secrets,
+                listeners,
+                shutdown: Arc::clone(&shutdown),
+            },
+        );
         let (ended, shard_ends) = mpsc::channel();
         let driver = driver::start(contexts.collect(), config.io_driver, &ended)?;
         let io_driver = driver.io_driver();
@@ -180,6 +195,7 @@ impl Proxy {
 
         let thread = |name| move |source| StartError::Thread { name, source };
         sentinel.spawn().map_err(thread("sentinel"))?;
+        keeper.spawn().map_err(thread("secrets"))?;
         let view = admin::View {
             config: Arc::clone(&config),
             process,
@@ -191,7 +207,8 @@ impl Proxy {
         let events = event_threads(shard_ends).map_err(thread("events"))?;
         let ready = Ready {
             ready: true,
-            listen: listeners.addresses,
+            listen: listeners.addresses[..config.listen.len()].to_vec(),
+            listen_tls: listeners.addresses[config.listen.len()..].to_vec(),
             admin: admin_address,
             io_driver: io_driver.name(),
             shards: config.shards,
@@ -346,6 +363,7 @@ mod tests {
         let ready = Ready {
             ready: true,
             listen: vec![any],
+            listen_tls: Vec::new(),
             admin: any,
             io_driver: "epoll",
             shards: 2,

@@ -14,7 +14,8 @@ use toml::Spanned;
 use super::error::{ConfigError, Source};
 use super::file::{CredentialTable, File, LimitsTable, Number, PathTable, TimeoutsTable};
 use super::{
-    Affinity, Config, Credential, ExtraPath, HalfClose, IoDriver, Limits, Log, Timeouts, credential,
+    Affinity, Config, Credential, ExtraPath, HalfClose, IoDriver, Limits, Log, Timeouts,
+    credential, tls,
 };
 use crate::wire::head::MAX_HEADERS;
 
@@ -31,7 +32,7 @@ const GIB: u64 = 1 << 30;
 /// Most shards of a process: what the signals file and a machine can hold.
 const MAX_SHARDS: u64 = 1_024;
 /// Most listening addresses, affinity headers, extra paths and credentials.
-const MAX_LISTED: usize = 64;
+pub(super) const MAX_LISTED: usize = 64;
 /// Longest time that any timer may be set to.
 const DAY_MS: u64 = 86_400_000;
 /// Paths that are served without being listed.
@@ -82,12 +83,19 @@ pub fn parse(text: &str, path: &Path, host: Host) -> Result<Config, ConfigError>
             .number(key, number, default, range)
             .map(|seconds| seconds * 1_000)
     };
-    let listen = listen_addresses(&source, &file.listen)?;
+    let (listen, listen_tls) = tls::addresses(&source, &file)?;
+    let greeting = tls::read(&source, file.tls, &listen_tls)?;
     let limits = limits(&source, &file.limits, shards)?;
     Ok(Config {
         frontend: frontend(&source, &file.frontend)?,
-        admin: admin_address(&source, file.admin.as_ref(), &listen)?,
+        admin: admin_address(
+            &source,
+            file.admin.as_ref(),
+            &[&listen[..], &listen_tls].concat(),
+        )?,
         listen,
+        listen_tls,
+        tls: greeting,
         shards: u16::try_from(shards).unwrap_or(u16::MAX),
         io_driver: io_driver(&source, file.io_driver.as_ref())?,
         pin: file.pin,
@@ -168,6 +176,7 @@ fn limits(source: &Source<'_>, table: &LimitsTable, shards: u64) -> Result<Limit
         )?,
         pipeline: size("pipeline", &table.pipeline, 16, 1..=1_024)?,
         connections: size("connections", &table.connections, 20_000, 1..=1_000_000)?,
+        handshakes: size("handshakes", &table.handshakes, 256, 1..=100_000)?,
         engine_idle: size("engine_idle", &table.engine_idle, 256, 0..=100_000)?,
     };
     // A body must fit its shard's buffers, or it could be refused for ever though it is allowed.
@@ -193,6 +202,7 @@ fn timeouts(source: &Source<'_>, table: &TimeoutsTable) -> Result<Timeouts, Conf
         source.number(&format!("timeouts.{key}"), number, default, least..=DAY_MS)
     };
     let timeouts = Timeouts {
+        handshake_ms: ms("handshake_ms", &table.handshake_ms, 10_000, 1)?,
         head_ms: ms("head_ms", &table.head_ms, 10_000, 1)?,
         body_ms: ms("body_ms", &table.body_ms, 60_000, 1)?,
         // More than the second after which the kernel repeats a lost first packet: a burst of
@@ -233,26 +243,6 @@ fn frontend(source: &Source<'_>, name: &Spanned<String>) -> Result<String, Confi
     Err(source.value(name.span(), "frontend", text, allowed))
 }
 
-fn listen_addresses(
-    source: &Source<'_>,
-    list: &Spanned<Vec<Spanned<String>>>,
-) -> Result<Vec<SocketAddr>, ConfigError> {
-    let count = list.get_ref().len();
-    if !(1..=MAX_LISTED).contains(&count) {
-        let allowed = format!("1 to {MAX_LISTED} addresses");
-        return Err(source.value(list.span(), "listen", format!("{count} addresses"), allowed));
-    }
-    let mut addresses: Vec<SocketAddr> = Vec::with_capacity(count);
-    for item in list.get_ref() {
-        let address = socket_address(source, "listen", item)?;
-        if address.port() != 0 && addresses.contains(&address) {
-            return Err(source.value(item.span(), "listen", address, "each address once"));
-        }
-        addresses.push(address);
-    }
-    Ok(addresses)
-}
-
 fn admin_address(
     source: &Source<'_>,
     value: Option<&Spanned<String>>,
@@ -263,13 +253,13 @@ fn admin_address(
     };
     let address = socket_address(source, "admin", value)?;
     if address.port() != 0 && listen.contains(&address) {
-        let allowed = "an address that is not in `listen`";
+        let allowed = "an address that is not in `listen` or `listen_tls`";
         return Err(source.value(value.span(), "admin", address, allowed));
     }
     Ok(address)
 }
 
-fn socket_address(
+pub(super) fn socket_address(
     source: &Source<'_>,
     key: &str,
     value: &Spanned<String>,

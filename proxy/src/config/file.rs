@@ -13,7 +13,8 @@ use toml::Spanned;
 #[serde(deny_unknown_fields)]
 pub(super) struct File {
     pub(super) frontend: Spanned<String>,
-    pub(super) listen: Spanned<Vec<Spanned<String>>>,
+    pub(super) listen: Addresses,
+    pub(super) listen_tls: Addresses,
     pub(super) admin: Option<Spanned<String>>,
     pub(super) shards: Number,
     pub(super) io_driver: Option<Spanned<String>>,
@@ -35,11 +36,15 @@ pub(super) struct File {
     pub(super) priority: PriorityTable,
     #[serde(default)]
     pub(super) paths: Vec<PathTable>,
+    pub(super) tls: Option<Spanned<TlsTable>>,
     #[serde(default)]
     pub(super) credentials: BTreeMap<Spanned<String>, CredentialTable>,
     #[serde(default)]
     pub(super) log: LogTable,
 }
+
+/// Addresses to listen on, each with its place.
+pub(super) type Addresses = Option<Spanned<Vec<Spanned<String>>>>;
 
 pub(super) type Number = Option<Spanned<i64>>;
 
@@ -53,12 +58,14 @@ pub(super) struct LimitsTable {
     pub(super) buffer_bytes: Number,
     pub(super) pipeline: Number,
     pub(super) connections: Number,
+    pub(super) handshakes: Number,
     pub(super) engine_idle: Number,
 }
 
 #[derive(Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub(super) struct TimeoutsTable {
+    pub(super) handshake_ms: Number,
     pub(super) head_ms: Number,
     pub(super) body_ms: Number,
     pub(super) connect_ms: Number,
@@ -88,6 +95,21 @@ pub(super) struct PriorityTable {
 pub(super) struct PathTable {
     pub(super) path: Spanned<String>,
     pub(super) kind: Option<Spanned<String>>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub(super) struct TlsTable {
+    pub(super) certificates: Vec<PairTable>,
+    pub(super) client_auth: Option<Spanned<String>>,
+    pub(super) client_ca: Option<Spanned<PathBuf>>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct PairTable {
+    pub(super) cert: Spanned<PathBuf>,
+    pub(super) key: Spanned<PathBuf>,
 }
 
 #[derive(Default, Deserialize)]

@@ -9,6 +9,7 @@ mod check;
 mod credential;
 mod error;
 mod file;
+mod tls;
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -24,8 +25,12 @@ pub use error::ConfigError;
 pub struct Config {
     /// The frontend this host belongs to: which policy it serves.
     pub frontend: String,
-    /// Where clients connect.
+    /// Where clients connect in the clear.
     pub listen: Vec<SocketAddr>,
+    /// Where clients connect with TLS.
+    pub listen_tls: Vec<SocketAddr>,
+    /// How clients are greeted there.
+    pub tls: Option<Tls>,
     /// Where probes and scrapes connect.
     pub admin: SocketAddr,
     /// Number of shards.
@@ -99,6 +104,8 @@ pub struct Limits {
     pub pipeline: usize,
     /// Client connections, per shard.
     pub connections: usize,
+    /// TLS handshakes with clients under way, per shard.
+    pub handshakes: usize,
     /// Idle connections kept to one engine, per shard.
     pub engine_idle: usize,
 }
@@ -106,6 +113,8 @@ pub struct Limits {
 /// Bounds on how long peers may take, milliseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Timeouts {
+    /// A TLS handshake with a client.
+    pub handshake_ms: u64,
     /// From a request's first byte to the end of its head.
     pub head_ms: u64,
     /// Between two reads of a request's body.
@@ -144,17 +153,59 @@ pub struct ExtraPath {
     pub endpoint: Endpoints,
 }
 
-/// What an engine asks of us, read from files at start.
-#[derive(Clone, Default, PartialEq, Eq)]
+/// How clients are greeted with TLS.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Tls {
+    /// Certificates, the first for clients that ask for no name or an unknown one.
+    pub certificates: Vec<Pair>,
+    /// Whether clients have to show a certificate.
+    pub client_auth: ClientAuth,
+    /// Authorities that vouch for clients, a PEM file.
+    pub client_ca: Option<PathBuf>,
+}
+
+/// Whether clients have to show a certificate.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ClientAuth {
+    /// They are not asked.
+    None,
+    /// They may show none, but none that is not vouched for.
+    Optional,
+    /// They have to.
+    Required,
+}
+
+/// A certificate and its key, PEM files.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Pair {
+    /// The certificate, then what leads to its authority.
+    pub cert: PathBuf,
+    /// Its private key.
+    pub key: PathBuf,
+}
+
+/// What an engine asks of us, and who vouches for it: files, read again when they change.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Credential {
-    /// Value of the `authorization` header sent to the engine: `Bearer ...`.
-    pub authorization: Option<String>,
-    /// PEM file of certificate authorities, not yet used by a protocol.
+    /// File of the token that the engine gets.
+    pub bearer_file: Option<PathBuf>,
+    /// Authorities that vouch for the engine, a PEM file; none for the system's.
     pub ca: Option<PathBuf>,
-    /// PEM file of our certificate, not yet used by a protocol.
-    pub cert: Option<PathBuf>,
-    /// PEM file of our key, not yet used by a protocol.
-    pub key: Option<PathBuf>,
+    /// What we show the engine.
+    pub identity: Option<Pair>,
+}
+
+impl Credential {
+    /// All its files.
+    #[must_use]
+    pub fn files(&self) -> Vec<PathBuf> {
+        let single = [&self.bearer_file, &self.ca].into_iter().flatten();
+        let pair = self
+            .identity
+            .iter()
+            .flat_map(|pair| [&pair.cert, &pair.key]);
+        single.chain(pair).cloned().collect()
+    }
 }
 
 /// What is logged.
@@ -195,17 +246,5 @@ impl IoDriver {
             Self::IoUring => "io_uring",
             Self::Epoll => "epoll",
         }
-    }
-}
-
-/// A secret never reaches a log.
-impl std::fmt::Debug for Credential {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Credential")
-            .field("authorization", &self.authorization.as_ref().map(|_| "***"))
-            .field("ca", &self.ca)
-            .field("cert", &self.cert)
-            .field("key", &self.key)
-            .finish()
     }
 }

@@ -14,6 +14,8 @@ pub enum AttemptEnd {
     ConnectRefused,
     /// No connection within the limit.
     ConnectTimeout,
+    /// The TLS handshake failed: the engine has seen nothing of the request.
+    TlsFailed,
     /// The engine ended the connection before any byte of the request was written to it.
     ClosedBeforeSend,
     /// End or reset after some of the request was written, before the first response byte.
@@ -107,6 +109,7 @@ pub fn next(end: AttemptEnd, connection: Connection, cut_off: CutOff, rules: Ret
         (
             AttemptEnd::ConnectRefused
             | AttemptEnd::ConnectTimeout
+            | AttemptEnd::TlsFailed
             | AttemptEnd::StreamRefused
             | AttemptEnd::Status(429 | 503),
             Connection::Fresh | Connection::Reused,

@@ -1,12 +1,13 @@
 //! What one shard is given at its start: everything it may touch for its whole life.
 
-use std::net::TcpListener;
 use std::sync::Arc;
 
 use crate::config::Config;
 use crate::decide::guard::GuardTable;
+use crate::driver::listen::Listener;
 use crate::metrics::ShardMetrics;
 use crate::policy::ShardPolicy;
+use crate::secrets::SecretsHandle;
 use crate::shutdown::Shutdown;
 use crate::signals::SignalsHandle;
 
@@ -24,8 +25,10 @@ pub struct ShardContext {
     pub metrics: Arc<ShardMetrics>,
     /// Guard words, shared by all shards and written by the sentinel.
     pub guard: Arc<GuardTable>,
+    /// What this host proves itself with, and whom it trusts.
+    pub secrets: SecretsHandle,
     /// This shard's own listening sockets: bound with SO_REUSEPORT, listening, non-blocking.
-    pub listeners: Vec<TcpListener>,
+    pub listeners: Vec<Listener>,
     /// How the process ends.
     pub shutdown: Arc<Shutdown>,
 }

@@ -12,6 +12,6 @@ mod render;
 mod shard;
 
 pub use cell::{Counter, Gauge, Histogram};
-pub use process::{EngineLabel, Labels, OutReason, ProcessMetrics, Rung};
+pub use process::{EngineLabel, Expiry, Labels, OutReason, ProcessMetrics, Rung};
 pub use render::{Page, UNMATCHED, render};
-pub use shard::{CODE_COUNT, EngineMetrics, ShardMetrics};
+pub use shard::{CODE_COUNT, EngineMetrics, ShardMetrics, TlsMetrics};

@@ -58,6 +58,14 @@ names! {
         "Attempts sent on a connection that had served before.";
     CONNECTION_REPLAYS Counter "pointsman_proxy_connection_replays_total"
         "Requests sent again to the same engine because a reused connection was dead.";
+    TLS_HANDSHAKES Counter "pointsman_proxy_tls_handshakes_total"
+        "TLS handshakes that succeeded, by side and whether an earlier session was taken up.";
+    TLS_FAILURES Counter "pointsman_proxy_tls_failures_total"
+        "TLS connections that failed, by side and reason.";
+    CERTIFICATE_EXPIRY Gauge "pointsman_proxy_certificate_expiry_seconds"
+        "When a certificate of this host ends, seconds since 1970.";
+    SECRET_RELOADS Counter "pointsman_proxy_secret_reloads_total"
+        "Changed files of certificates, keys and tokens, by outcome.";
     POLICY_VERSION Gauge "pointsman_proxy_policy_version"
         "Version of the newest adopted policy; 0 for none.";
     POLICY_RUNNING_VERSION Gauge "pointsman_proxy_policy_running_version"

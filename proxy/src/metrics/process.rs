@@ -38,6 +38,8 @@ pub enum OutReason {
     UnknownCredential,
     /// The policy names a protocol that this build does not speak.
     UnknownProtocol,
+    /// The policy's name for its certificate is no host name or address.
+    BadServerName,
 }
 
 /// The names behind slot numbers, from the newest policy.
@@ -62,6 +64,15 @@ pub struct EngineLabel {
     pub out: Option<OutReason>,
 }
 
+/// When a certificate of this host ends.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Expiry {
+    /// Its file, or the credential it belongs to.
+    pub certificate: String,
+    /// The end of its validity, seconds since 1970.
+    pub not_after_unix_s: i64,
+}
+
 /// What is true of the process as a whole.
 #[derive(Debug, Default)]
 pub struct ProcessMetrics {
@@ -81,6 +92,12 @@ pub struct ProcessMetrics {
     pub signals_errors: Counter,
     /// Panics of the sentinel.
     pub sentinel_panics: Counter,
+    /// Panics of the thread that reads secrets.
+    pub secrets_panics: Counter,
+    /// Changed secrets taken up.
+    pub secret_reloads: Counter,
+    /// Changed secrets that cannot be used.
+    pub secret_reloads_failed: Counter,
     /// Entries of each shard's ring; 0 with epoll.
     pub ring_entries: Gauge,
     /// Shards.
@@ -91,6 +108,8 @@ pub struct ProcessMetrics {
     confirmed_at_ns: AtomicU64,
     /// A lock, because names are strings; the sentinel and the admin thread take it, shards never.
     labels: Mutex<Arc<Labels>>,
+    /// A lock for the same reason.
+    expiries: Mutex<Arc<Vec<Expiry>>>,
 }
 
 impl ProcessMetrics {
@@ -143,6 +162,17 @@ impl ProcessMetrics {
         Arc::clone(&self.labels.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
+    /// When each certificate ends.
+    #[must_use]
+    pub fn expiries(&self) -> Arc<Vec<Expiry>> {
+        Arc::clone(&self.expiries.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Notes when each certificate ends.
+    pub fn set_expiries(&self, expiries: Vec<Expiry>) {
+        *self.expiries.lock().unwrap_or_else(PoisonError::into_inner) = Arc::new(expiries);
+    }
+
     /// Replaces the names.
     pub fn set_labels(&self, labels: Labels) {
         *self.labels.lock().unwrap_or_else(PoisonError::into_inner) = Arc::new(labels);
@@ -175,6 +205,7 @@ impl OutReason {
             Self::Draining => "draining",
             Self::UnknownCredential => "unknown_credential",
             Self::UnknownProtocol => "unknown_protocol",
+            Self::BadServerName => "bad_server_name",
         }
     }
 }

@@ -12,8 +12,9 @@ use pointsman_shm::signals::{Outcome, ShedCause};
 use super::cell::BOUNDS_US;
 use super::names::{self, Kind, Name};
 use super::process::{ProcessMetrics, Rung};
-use super::shard::{CODE_COUNT, ShardMetrics, code_label};
+use super::shard::{CODE_COUNT, ShardMetrics, TlsMetrics, code_label};
 use crate::config::IoDriver;
+use crate::secrets::TlsFailure;
 
 /// Class label of requests that no route matched: a class's name is never empty.
 pub const UNMATCHED: &str = "";
@@ -41,6 +42,7 @@ pub fn render(page: &Page<'_>) -> String {
     requests(&mut text, page);
     engines(&mut text, page);
     connections(&mut text, page);
+    secrets(&mut text, page);
     policy(&mut text, page);
     process(&mut text, page);
     text.out
@@ -182,6 +184,55 @@ fn connections(text: &mut Text, page: &Page<'_>) {
     );
 }
 
+/// TLS, and what it is done with.
+fn secrets(text: &mut Text, page: &Page<'_>) {
+    type Side = fn(&ShardMetrics) -> &TlsMetrics;
+    let sides: [(&str, Side); 2] = [
+        ("client", |shard| &shard.client_tls),
+        ("engine", |shard| &shard.engine_tls),
+    ];
+    text.head(names::TLS_HANDSHAKES);
+    for (side, of) in sides {
+        let full = sum(page, |shard| of(shard).full.value());
+        let resumed = sum(page, |shard| of(shard).resumed.value());
+        for (kind, count) in [("full", full), ("resumed", resumed)] {
+            text.sample(
+                names::TLS_HANDSHAKES,
+                &[("side", side), ("kind", kind)],
+                count,
+            );
+        }
+    }
+    text.head(names::TLS_FAILURES);
+    for (side, of) in sides {
+        for failure in TlsFailure::ALL {
+            let count = sum(page, |shard| of(shard).failure_count(failure));
+            if count > 0 {
+                let series = [("side", side), ("reason", failure.label())];
+                text.sample(names::TLS_FAILURES, &series, count);
+            }
+        }
+    }
+    text.head(names::CERTIFICATE_EXPIRY);
+    for expiry in page.process.expiries().iter() {
+        let series = [("certificate", &*expiry.certificate)];
+        let value = expiry.not_after_unix_s.to_string();
+        text.line(names::CERTIFICATE_EXPIRY.name, &series, &value);
+    }
+    text.head(names::SECRET_RELOADS);
+    let (taken, failed) = (
+        &page.process.secret_reloads,
+        &page.process.secret_reloads_failed,
+    );
+    for (outcome, counter) in [("taken", taken), ("failed", failed)] {
+        text.sample(
+            names::SECRET_RELOADS,
+            &[("outcome", outcome)],
+            counter.value(),
+        );
+    }
+}
+
 fn policy(text: &mut Text, page: &Page<'_>) {
     let process = page.process;
     text.one(names::POLICY_VERSION, process.policy_version.value());
@@ -221,7 +272,9 @@ fn process(text: &mut Text, page: &Page<'_>) {
     text.one(names::RING_ENTRIES, page.process.ring_entries.value());
     text.one(names::SHARDS, page.process.shards.value());
     text.one(names::SIGNALS_ERRORS, page.process.signals_errors.value());
-    let panics = sum(page, |shard| shard.panics.value()) + page.process.sentinel_panics.value();
+    let panics = sum(page, |shard| shard.panics.value())
+        + page.process.sentinel_panics.value()
+        + page.process.secrets_panics.value();
     text.one(names::PANICS, panics);
 }
 

@@ -12,6 +12,7 @@ use pointsman_shm::id::{ClassSlot, EngineSlot, Generation, MAX_CLASSES, MAX_ENGI
 use pointsman_shm::signals::{Outcome, ShedCause};
 
 use super::cell::{Counter, Gauge, Histogram};
+use crate::secrets::TlsFailure;
 
 /// Status codes counted one by one; every other is counted as its hundred.
 const CODES: [u16; 24] = [
@@ -40,11 +41,25 @@ pub struct ShardMetrics {
     pub panics: Counter,
     /// Client time to first token.
     pub ttft: Histogram,
+    /// TLS with clients.
+    pub client_tls: TlsMetrics,
+    /// TLS with engines.
+    pub engine_tls: TlsMetrics,
     sheds: [Counter; ShedCause::COUNT],
     retries: [Counter; Outcome::COUNT],
     /// By class slot; the last is for requests that no route matched.
     classes: Box<[OnceLock<Box<ClassMetrics>>]>,
     engines: Box<[OnceLock<Box<CachePadded<EngineMetrics>>>]>,
+}
+
+/// TLS connections of one side.
+#[derive(Debug)]
+pub struct TlsMetrics {
+    /// Handshakes that proved everything.
+    pub full: Counter,
+    /// Handshakes that took up an earlier session.
+    pub resumed: Counter,
+    failures: [Counter; TlsFailure::COUNT],
 }
 
 /// Requests of one class by status code.
@@ -78,11 +93,42 @@ impl Default for ShardMetrics {
             client_cancels: Counter::default(),
             panics: Counter::default(),
             ttft: Histogram::default(),
+            client_tls: TlsMetrics::default(),
+            engine_tls: TlsMetrics::default(),
             sheds: counters(),
             retries: counters(),
             classes: (0..=MAX_CLASSES).map(|_| OnceLock::new()).collect(),
             engines: (0..MAX_ENGINES).map(|_| OnceLock::new()).collect(),
         }
+    }
+}
+
+impl Default for TlsMetrics {
+    fn default() -> Self {
+        Self {
+            full: Counter::default(),
+            resumed: Counter::default(),
+            failures: counters(),
+        }
+    }
+}
+
+impl TlsMetrics {
+    /// Counts a handshake that succeeded.
+    pub fn succeeded(&self, resumed: bool) {
+        let kind = if resumed { &self.resumed } else { &self.full };
+        kind.increment();
+    }
+
+    /// Counts a connection that could not be made, or broke.
+    pub fn failed(&self, failure: TlsFailure) {
+        self.failures[failure as usize].increment();
+    }
+
+    /// Connections that failed for this reason.
+    #[must_use]
+    pub fn failure_count(&self, failure: TlsFailure) -> u64 {
+        self.failures[failure as usize].value()
     }
 }
 

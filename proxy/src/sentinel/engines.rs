@@ -8,6 +8,7 @@ use std::collections::BTreeMap;
 
 use pointsman_shm::engine_state::{EngineState, EngineStates, Health};
 use pointsman_shm::policy::{Engine, PlannedState, Policy, Protocol};
+use rustls::pki_types::ServerName;
 
 use crate::config::Credential;
 use crate::decide::guard::GuardState;
@@ -44,9 +45,9 @@ pub(super) fn unusable(
     }
     match engine.protocol {
         Protocol::Http1 => None,
-        Protocol::Http1Tls | Protocol::Http2 | Protocol::Http2Tls => {
-            Some(OutReason::UnknownProtocol)
-        }
+        Protocol::Http1Tls if ServerName::try_from(&*engine.sni).is_ok() => None,
+        Protocol::Http1Tls => Some(OutReason::BadServerName),
+        Protocol::Http2 | Protocol::Http2Tls => Some(OutReason::UnknownProtocol),
     }
 }
 

@@ -13,7 +13,7 @@ mod engines;
 #[cfg(test)]
 pub(crate) mod fixture;
 mod load;
-mod supervise;
+pub(crate) mod supervise;
 mod watch;
 
 use std::path::PathBuf;

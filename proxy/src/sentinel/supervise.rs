@@ -15,7 +15,7 @@ const FIRST_PAUSE: Duration = Duration::from_millis(10);
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 
 /// Runs `turn` again and again, for ever.
-pub(super) fn supervise(name: &str, panics: &Counter, mut turn: impl FnMut()) -> ! {
+pub(crate) fn supervise(name: &str, panics: &Counter, mut turn: impl FnMut()) -> ! {
     let mut pause = FIRST_PAUSE;
     loop {
         if survives(name, panics, &mut turn) {

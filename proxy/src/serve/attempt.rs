@@ -17,8 +17,10 @@ use super::exchange::{Answer, NoAnswer, Outgoing, exchange};
 use super::pool::EngineConn;
 use super::shard::Shard;
 use super::sys::Socket;
+use super::tls::handshake;
 use crate::clock::monotonic_ns;
 use crate::decide::retry::{self, AttemptEnd, Connection, CutOff, Next};
+use crate::secrets::TlsFailure;
 
 /// Keeps every count of requests in flight true: whatever way an attempt ends, a panic included,
 /// it is counted as ended exactly once.
@@ -131,6 +133,13 @@ impl Attempt {
                     conn.socket.shutdown();
                     return Err(NotOpened::Interrupted(interrupt));
                 }
+                // With TLS 1.3 an engine that refuses our certificate says so only now.
+                Err(NoAnswer::Closed { .. }) if conn.socket.tls_failure().is_some() => {
+                    conn.socket.tls_failure().into_iter().for_each(|failure| {
+                        self.count_tls_failure(failure);
+                    });
+                    AttemptEnd::TlsFailed
+                }
                 Err(NoAnswer::Closed { heard: true }) => AttemptEnd::ResetBeforeBody,
                 Err(NoAnswer::Closed { heard: false }) => AttemptEnd::ResetBeforeByte,
                 Err(NoAnswer::Head(error)) => {
@@ -159,7 +168,7 @@ impl Attempt {
             let begun_ns = monotonic_ns();
             client.set_deadline(begun_ns + shard.connect_ns);
             match client.during(Socket::connect(*address)).await {
-                Ok(Ok(socket)) => {
+                Ok(Ok(mut socket)) => {
                     let took_us = (monotonic_ns() - begun_ns) / 1_000;
                     let rtt_us = socket.rtt_us();
                     self.measure(|cell| {
@@ -168,6 +177,10 @@ impl Attempt {
                             cell.rtt_us(rtt_us);
                         }
                     });
+                    if let Some(failed) = self.secure(client, &mut socket).await? {
+                        end = failed;
+                        continue;
+                    }
                     let mut back_offs = shard.back_offs.borrow_mut();
                     back_offs.succeeded(self.engine.slot, self.engine.generation);
                     return Ok(shard.pools.opened(&self.engine, socket));
@@ -189,6 +202,43 @@ impl Attempt {
         let mut back_offs = shard.back_offs.borrow_mut();
         back_offs.failed(self.engine.slot, self.engine.generation, now_ns);
         Err(NotOpened::Failed(end, Connection::Fresh))
+    }
+
+    /// The TLS handshake with an engine that wants one, which gets as long as the connect did. What
+    /// comes back is a failure of the engine's; never is it spoken to in the clear instead.
+    async fn secure(
+        &self,
+        client: &mut Client,
+        socket: &mut Socket,
+    ) -> Result<Option<AttemptEnd>, NotOpened> {
+        let shard = &self.shard;
+        let Some((name, alpn)) = self.engine.tls.clone() else {
+            return Ok(None);
+        };
+        let secrets = Arc::clone(shard.secrets.borrow().current());
+        let config = Arc::clone(secrets.client(self.engine.credential));
+        client.set_deadline(monotonic_ns() + shard.connect_ns);
+        let greeting = handshake::greet_engine(socket, config, name, alpn);
+        let failure = match client.during(greeting).await {
+            Ok(Ok(resumed)) => {
+                shard.metrics.engine_tls.succeeded(resumed);
+                return Ok(None);
+            }
+            Ok(Err(failure)) => failure,
+            Err(Interrupt::Due) if client.total_is_over() => {
+                return Err(NotOpened::Failed(AttemptEnd::Ours, Connection::Fresh));
+            }
+            Err(Interrupt::Due) => TlsFailure::Timeout,
+            Err(interrupt) => return Err(NotOpened::Interrupted(interrupt)),
+        };
+        self.count_tls_failure(failure);
+        Ok(Some(AttemptEnd::TlsFailed))
+    }
+
+    fn count_tls_failure(&self, failure: TlsFailure) {
+        self.shard.metrics.engine_tls.failed(failure);
+        let (engine, reason) = (&self.engine.id, failure.label());
+        tracing::warn!(%engine, reason, "TLS with an engine failed");
     }
 
     /// Writes into the engine's record of signals.
@@ -215,7 +265,9 @@ impl Drop for Attempt {
 /// The outcome that an attempt's end is counted as.
 pub(crate) fn outcome_of(end: AttemptEnd) -> Outcome {
     match end {
-        AttemptEnd::ConnectRefused | AttemptEnd::StreamRefused => Outcome::ConnectRefused,
+        AttemptEnd::ConnectRefused | AttemptEnd::TlsFailed | AttemptEnd::StreamRefused => {
+            Outcome::ConnectRefused
+        }
         AttemptEnd::ConnectTimeout => Outcome::ConnectTimeout,
         AttemptEnd::ClosedBeforeSend
         | AttemptEnd::ResetBeforeByte

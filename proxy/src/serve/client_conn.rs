@@ -3,8 +3,6 @@
 
 use std::rc::Rc;
 
-use monoio::net::TcpStream;
-
 use super::alarm::Ring;
 use super::client::Client;
 use super::inbound::{End, Filled, ReadAhead};
@@ -35,10 +33,7 @@ enum Next {
 pub(super) struct Connected(Rc<Shard>);
 
 /// Serves a connection to its end, until which it is counted.
-pub(super) async fn serve(shard: Rc<Shard>, stream: TcpStream, _connected: Connected) {
-    let Ok(socket) = Socket::new(stream) else {
-        return;
-    };
+pub(super) async fn serve(shard: Rc<Shard>, socket: Socket, _connected: Connected) {
     let half_close = shard.config.half_close == HalfClose::Answer;
     let read_ahead = ReadAhead {
         bytes: shard.config.limits.head_bytes,
@@ -50,7 +45,7 @@ pub(super) async fn serve(shard: Rc<Shard>, stream: TcpStream, _connected: Conne
         let after = match next_request(&shard, &mut client, &mut bytes).await {
             Next::Request(head) => request::run(&shard, &mut client, &head, &bytes).await,
             Next::Refused(error) => refuse_head(&shard, &mut client, &error).await,
-            Next::Quiet => return,
+            Next::Quiet => return client.socket.say_end(),
         };
         match after {
             After::Keep => {}

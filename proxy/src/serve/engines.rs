@@ -9,7 +9,9 @@ use std::rc::Rc;
 
 use pointsman_shm::id::{EngineSlot, Generation};
 use pointsman_shm::policy::{Engine, Policy, Protocol};
+use rustls::pki_types::ServerName;
 
+use super::tls::Alpn;
 use crate::config::Config;
 
 /// One engine, as far as reaching it goes.
@@ -25,8 +27,12 @@ pub(crate) struct EngineView {
     pub(crate) addresses: Vec<SocketAddr>,
     /// Value of the `Host` header.
     pub(crate) authority: String,
-    /// Bearer token of its credential.
-    pub(crate) bearer: Option<Vec<u8>>,
+    /// What is spoken to it.
+    pub(crate) protocol: Protocol,
+    /// Position of its credential in the shard's secrets.
+    pub(crate) credential: Option<usize>,
+    /// With TLS: the name it must prove, and what is spoken inside.
+    pub(crate) tls: Option<(ServerName<'static>, Alpn)>,
     /// How long a connection may wait for its next request, nanoseconds.
     pub(crate) idle_ns: u64,
     /// Connections this shard may hold to it.
@@ -68,17 +74,18 @@ impl EngineView {
     /// The view of `engine`; none for a protocol that is not spoken here or a credential that this
     /// host does not have.
     fn new(engine: &Engine, config: &Config) -> Option<Self> {
-        if engine.protocol != Protocol::Http1 {
-            return None;
-        }
-        let bearer = match engine.credential.as_str() {
+        let alpn = match engine.protocol {
+            Protocol::Http1 => None,
+            Protocol::Http1Tls => Some(Alpn::Http1),
+            Protocol::Http2 | Protocol::Http2Tls => return None,
+        };
+        let tls = match alpn {
+            Some(alpn) => Some((ServerName::try_from(engine.sni.clone()).ok()?, alpn)),
+            None => None,
+        };
+        let credential = match engine.credential.as_str() {
             "" => None,
-            name => config
-                .credentials
-                .get(name)?
-                .authorization
-                .as_deref()
-                .map(bearer_token),
+            name => Some(config.credentials.keys().position(|known| known == name)?),
         };
         let idle_ms = match u64::from(engine.idle_timeout_ms) {
             0 => config.timeouts.engine_idle_ms,
@@ -94,17 +101,11 @@ impl EngineView {
             id: engine.id.clone(),
             addresses: engine.addresses.clone(),
             authority: engine.authority.clone(),
-            bearer,
+            protocol: engine.protocol,
+            credential,
+            tls,
             idle_ns: idle_ms * 1_000_000,
             max_connections,
         })
     }
-}
-
-fn bearer_token(authorization: &str) -> Vec<u8> {
-    authorization
-        .strip_prefix("Bearer ")
-        .unwrap_or(authorization)
-        .as_bytes()
-        .to_vec()
 }

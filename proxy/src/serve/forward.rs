@@ -5,6 +5,8 @@
 //! which engine by the policy of that moment. Once a byte of an answer went to the client there is
 //! no way back into the loop.
 
+use std::sync::Arc;
+
 use pointsman_shm::signals::Outcome;
 
 use super::attempt::{Attempt, NotOpened, Opened, outcome_of, outcome_of_status};
@@ -67,7 +69,9 @@ impl Story<'_> {
             course.has_room = course.tried.push(choice.engine.slot);
             let mut attempt = Attempt::start(self.shard, &choice.engine, choice.pair);
             let (head, bytes, id) = (self.head, self.bytes, self.id);
-            let outgoing = || outgoing(head, bytes, &id, &choice.engine, body);
+            let secrets = Arc::clone(self.shard.secrets.borrow().current());
+            let bearer = secrets.bearer(choice.engine.credential);
+            let outgoing = || outgoing(head, bytes, (&id, bearer), &choice.engine, body);
             let (end, connection) = match attempt.open(self.client, outgoing).await {
                 Err(NotOpened::Failed(end, connection)) => (end, connection),
                 Err(NotOpened::Full) => {
@@ -281,6 +285,7 @@ impl Story<'_> {
             | AttemptEnd::ResetBeforeByte
             | AttemptEnd::ResetBeforeBody
             | AttemptEnd::MidBody => Error::EngineReset,
+            AttemptEnd::TlsFailed => Error::EngineTls,
             AttemptEnd::BadHead => Error::EngineProtocol {
                 what: "its head cannot be understood",
             },
@@ -349,7 +354,7 @@ fn count_tokens(shard: &Shard, attempt: &Attempt, meter: &Meter) {
 fn outgoing<'a>(
     head: &RequestHead,
     bytes: &[u8],
-    id: &RequestId,
+    (id, bearer): (&RequestId, Option<&[u8]>),
     engine: &EngineView,
     body: &'a Body,
 ) -> Option<Outgoing<'a>> {
@@ -360,7 +365,7 @@ fn outgoing<'a>(
     let request = EngineRequest {
         authority: &engine.authority,
         framing: RequestFraming::Sized(body.len() as u64),
-        bearer: engine.bearer.as_deref(),
+        bearer,
         request_id: id,
     };
     write_request(&mut out, head, bytes, &request);

@@ -20,13 +20,17 @@ use super::alarm::Alarm;
 use super::client_conn::{self, Connected};
 use super::guarded::guarded;
 use super::shard::Shard;
+use super::sys::Socket;
+use super::tls::handshake;
+use crate::driver::listen::{Greeting, Listener};
 
 /// Pause after a failed accept: for want of descriptors, another try at once would only spin.
 const AFTER_FAILURE: Duration = Duration::from_millis(20);
 
 /// Accepts on `listener` until the shard drains.
-pub(crate) async fn run(shard: Rc<Shard>, listener: StdListener) {
-    let listener = match adopt(listener) {
+pub(crate) async fn run(shard: Rc<Shard>, listener: Listener) {
+    let greeting = listener.greeting;
+    let listener = match adopt(listener.socket) {
         Ok(listener) => listener,
         Err(error) => {
             tracing::error!(%error, "a listening socket cannot be used");
@@ -38,7 +42,7 @@ pub(crate) async fn run(shard: Rc<Shard>, listener: StdListener) {
     alarm.set_idle(true);
     while let Some(accepted) = accept(&listener, &alarm).await {
         match accepted {
-            Ok(stream) => start(&shard, stream),
+            Ok(stream) => start(&shard, stream, greeting),
             Err(error) => {
                 tracing::warn!(%error, "a connection could not be accepted");
                 monoio::time::sleep(AFTER_FAILURE).await;
@@ -81,15 +85,33 @@ async fn accept(listener: &TcpListener, alarm: &Alarm) -> Option<io::Result<TcpS
     .await
 }
 
-fn start(shard: &Rc<Shard>, stream: TcpStream) {
+fn start(shard: &Rc<Shard>, stream: TcpStream, greeting: Greeting) {
     if shard.connections.get() >= shard.config.limits.connections {
         tracing::debug!("a connection over the limit was closed");
         return;
     }
     // Counted here and not when its task first runs: many may be accepted before that.
     let connected = Connected::enter(shard);
-    let serve = client_conn::serve(Rc::clone(shard), stream, connected);
-    monoio::spawn(guarded(Rc::clone(shard), serve));
+    let greet = greet(Rc::clone(shard), stream, greeting, connected);
+    monoio::spawn(guarded(Rc::clone(shard), greet));
+}
+
+/// Serves a connection to its end, after the handshake where its address asks for one.
+async fn greet(shard: Rc<Shard>, stream: TcpStream, greeting: Greeting, connected: Connected) {
+    let Ok(mut socket) = Socket::new(stream) else {
+        return;
+    };
+    if greeting == Greeting::Tls
+        && let Err(failure) = handshake::greet_client(&shard, &mut socket).await
+    {
+        shard.metrics.client_tls.failed(failure);
+        tracing::debug!(
+            reason = failure.label(),
+            "a TLS handshake with a client failed"
+        );
+        return;
+    }
+    client_conn::serve(shard, socket, connected).await;
 }
 
 #[cfg(test)]

@@ -32,4 +32,5 @@ mod sys;
 mod target;
 #[cfg(test)]
 mod testing;
+pub(crate) mod tls;
 mod upload;

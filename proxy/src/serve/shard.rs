@@ -26,8 +26,10 @@ use crate::decide::back_off::BackOffs;
 use crate::decide::guard::GuardTable;
 use crate::decide::retry::{BudgetLimits, RetryBudget, RetryRules};
 use crate::driver::ShardContext;
+use crate::driver::listen::Listener;
 use crate::metrics::ShardMetrics;
 use crate::policy::ShardPolicy;
+use crate::secrets::SecretsHandle;
 use crate::shutdown::{Phase, Shutdown};
 use crate::signals::SignalsHandle;
 use crate::wire::head::HeadLimits;
@@ -54,6 +56,10 @@ pub(crate) struct Shard {
     pub(crate) retries: RefCell<RetryBudget>,
     /// What may be retried.
     pub(crate) rules: RetryRules,
+    /// What this host proves itself with, and whom it trusts.
+    pub(crate) secrets: RefCell<SecretsHandle>,
+    /// TLS handshakes with clients under way.
+    pub(crate) handshakes: Cell<usize>,
     /// Idle engine connections.
     pub(crate) pools: Pools,
     /// Deadlines.
@@ -123,7 +129,7 @@ pub async fn run(context: ShardContext) -> ShardEnd {
 }
 
 impl Shard {
-    fn new(context: ShardContext) -> (Self, Vec<std::net::TcpListener>) {
+    fn new(context: ShardContext) -> (Self, Vec<Listener>) {
         let config = context.config;
         let (limits, timeouts) = (&config.limits, &config.timeouts);
         let now_ns = monotonic_ns();
@@ -135,6 +141,8 @@ impl Shard {
             signals: RefCell::new(context.signals),
             policy: RefCell::new(context.policy),
             engines: RefCell::default(),
+            secrets: RefCell::new(context.secrets),
+            handshakes: Cell::new(0),
             guard: context.guard,
             back_offs: RefCell::new(BackOffs::new()),
             rates: RefCell::new(AdmittedRates::new()),
@@ -197,6 +205,7 @@ impl Shard {
     fn tick(&self) -> Phase {
         let now_ns = monotonic_ns();
         self.refresh_policy();
+        self.secrets.borrow_mut().take_up();
         self.policy.borrow().store_running();
         let version = self.policy.borrow().version();
         self.signals.borrow_mut().tick(boottime_ns(), version);

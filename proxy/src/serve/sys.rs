@@ -11,7 +11,7 @@
 )]
 
 use std::cell::UnsafeCell;
-use std::io;
+use std::io::{self, Read, Write};
 use std::net::SocketAddr;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::time::Duration;
@@ -21,8 +21,21 @@ use monoio::buf::{IoBuf, IoBufMut};
 use monoio::io::{AsyncReadRent, AsyncWriteRent};
 use monoio::net::TcpStream;
 
-/// A connected TCP socket of one shard.
-pub(crate) struct Socket(UnsafeCell<TcpStream>);
+use super::tls::{Alpn, Session};
+use crate::secrets::TlsFailure;
+
+/// A connected TCP socket of one shard, with or without TLS inside: every operation means the same
+/// either way.
+pub(crate) struct Socket {
+    stream: UnsafeCell<TcpStream>,
+    tls: Option<Box<Session>>,
+}
+
+/// The socket's bytes below TLS, moved without waiting.
+pub(crate) struct Wire<'a>(&'a Socket);
+
+/// Flags of a send that neither waits nor raises SIGPIPE.
+const WITHOUT_WAITING: libc::c_int = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
 
 /// What a look at a socket's receive queue shows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,7 +52,10 @@ impl Socket {
     /// Takes a stream over and turns Nagle's algorithm off: tokens are small and must not wait.
     pub(crate) fn new(stream: TcpStream) -> io::Result<Self> {
         stream.set_nodelay(true)?;
-        Ok(Self(UnsafeCell::new(stream)))
+        Ok(Self {
+            stream: UnsafeCell::new(stream),
+            tls: None,
+        })
     }
 
     /// Connects to `address`. Dropping the future abandons the try and closes its descriptor.
@@ -47,20 +63,50 @@ impl Socket {
         Self::new(TcpStream::connect_addr(address).await?)
     }
 
-    /// Reads into `buffer`; 0 bytes mean the peer's end.
-    pub(crate) fn read<T: IoBufMut>(
-        &self,
-        buffer: T,
-    ) -> impl Future<Output = BufResult<usize, T>> + use<'_, T> {
-        self.stream_mut().read(buffer)
+    /// From here on all bytes go through `session`, whose handshake is done.
+    pub(crate) fn secure(&mut self, session: Session) {
+        self.tls = Some(Box::new(session));
     }
 
-    /// Writes some of `buffer`.
-    pub(crate) fn write<T: IoBuf>(
-        &self,
-        buffer: T,
-    ) -> impl Future<Output = BufResult<usize, T>> + use<'_, T> {
-        self.stream_mut().write(buffer)
+    /// The bytes below TLS.
+    pub(crate) fn wire(&self) -> Wire<'_> {
+        Wire(self)
+    }
+
+    /// What the two sides of a TLS connection agreed to speak.
+    pub(crate) fn alpn(&self) -> Option<Alpn> {
+        self.tls.as_ref()?.alpn()
+    }
+
+    /// Why TLS broke, where it did.
+    pub(crate) fn tls_failure(&self) -> Option<TlsFailure> {
+        self.tls.as_ref()?.failure()
+    }
+
+    /// Reads into `buffer`; 0 bytes mean the peer's end.
+    pub(crate) async fn read<T: IoBufMut>(&self, mut buffer: T) -> BufResult<usize, T> {
+        let Some(session) = &self.tls else {
+            return self.stream_mut().read(buffer).await;
+        };
+        loop {
+            let taken = session.take_chunk(&mut self.wire(), |chunk| fill(&mut buffer, chunk));
+            match taken {
+                Err(error) if is_transient(&error) => {}
+                taken => return (taken, buffer),
+            }
+            if let Err(error) = self.readable().await {
+                return (Err(error), buffer);
+            }
+        }
+    }
+
+    /// Writes some of `buffer`; of a TLS connection's, the kernel has all that counts as written.
+    pub(crate) async fn write<T: IoBuf>(&self, buffer: T) -> BufResult<usize, T> {
+        if self.tls.is_none() {
+            return self.stream_mut().write(buffer).await;
+        }
+        let written = self.give_and_flush(bytes_of(&buffer)).await;
+        (written, buffer)
     }
 
     /// Writes all of `buffer`, however many writes that takes, and gives it back.
@@ -84,12 +130,35 @@ impl Socket {
 
     /// Resolves when a read would not wait: bytes, the end or an error are there. Safe to drop.
     pub(crate) async fn readable(&self) -> io::Result<()> {
+        if self
+            .tls
+            .as_ref()
+            .is_some_and(|session| session.has_waiting())
+        {
+            return Ok(());
+        }
         self.stream().readable(false).await
+    }
+
+    /// Resolves when a write would not wait. Safe to drop.
+    pub(crate) async fn writable(&self) -> io::Result<()> {
+        self.stream().writable(false).await
     }
 
     /// Looks at what has arrived without taking it.
     pub(crate) fn peek(&self) -> Peek {
-        match self.receive(&mut [0], libc::MSG_PEEK) {
+        let looked = match &self.tls {
+            None => self.receive(&mut [0], libc::MSG_PEEK),
+            Some(session) => {
+                let mut seen = 0;
+                let looked = session.take_chunk(&mut self.wire(), |chunk| {
+                    seen = chunk.len();
+                    0
+                });
+                looked.map(|_| seen)
+            }
+        };
+        match looked {
             Ok(0) => Peek::Gone,
             Ok(_) => Peek::Data,
             Err(error) if is_transient(&error) => Peek::Quiet,
@@ -100,7 +169,58 @@ impl Socket {
     /// Takes what has arrived, at most `into.len()` bytes, without waiting.
     pub(crate) fn take(&self, into: &mut [u8]) -> io::Result<usize> {
         debug_assert!(!into.is_empty(), "a take of nothing looks like the end");
-        self.receive(into, 0)
+        match &self.tls {
+            None => self.receive(into, 0),
+            Some(session) => session.take_chunk(&mut self.wire(), |chunk| {
+                let count = chunk.len().min(into.len());
+                into[..count].copy_from_slice(&chunk[..count]);
+                count
+            }),
+        }
+    }
+
+    /// Gives away as many of `bytes` as there is room for, without waiting. With TLS some may still
+    /// wait in the session then: see [`Self::push`].
+    pub(crate) fn give(&self, bytes: &[u8]) -> io::Result<usize> {
+        match &self.tls {
+            None => self.wire().write(bytes),
+            Some(session) => session.give(&mut self.wire(), bytes),
+        }
+    }
+
+    /// Hands the kernel what a session keeps back, without waiting; true when nothing is left.
+    pub(crate) fn push(&self) -> io::Result<bool> {
+        match &self.tls {
+            None => Ok(true),
+            Some(session) => session.push(&mut self.wire()),
+        }
+    }
+
+    /// Whether the kernel has all that was given.
+    pub(crate) fn is_flushed(&self) -> bool {
+        self.tls.as_ref().is_none_or(|session| session.is_flushed())
+    }
+
+    async fn give_and_flush(&self, bytes: &[u8]) -> io::Result<usize> {
+        let mut given = 0;
+        loop {
+            if given < bytes.len() {
+                match self.give(&bytes[given..]) {
+                    Ok(count) => {
+                        given += count;
+                        continue;
+                    }
+                    Err(error) if is_transient(&error) => {}
+                    Err(error) => return Err(error),
+                }
+            }
+            if self.push()? && given == bytes.len() {
+                return Ok(given);
+            }
+            if !self.is_flushed() {
+                self.writable().await?;
+            }
+        }
     }
 
     /// Whether the peer left, whatever waits to be read before its end. With `half_close` an end of
@@ -149,8 +269,16 @@ impl Socket {
 
     /// Ends the sending side only: the peer sees the end after all that was written.
     pub(crate) fn shutdown_write(&self) {
+        self.say_end();
         // Fails only where there is no connection any more.
         let _ = socket2::SockRef::from(&self.borrowed()).shutdown(std::net::Shutdown::Write);
+    }
+
+    /// Tells a TLS peer that the end is meant: without this it must take it for an attack.
+    pub(crate) fn say_end(&self) {
+        if let Some(session) = &self.tls {
+            session.say_end(&mut self.wire());
+        }
     }
 
     fn receive(&self, into: &mut [u8], flags: libc::c_int) -> io::Result<usize> {
@@ -176,7 +304,7 @@ impl Socket {
     fn stream(&self) -> &TcpStream {
         // SAFETY: the type is not `Sync`, and every `&mut` made by `stream_mut` is used only to
         // clone the descriptor into an operation before the call returns.
-        unsafe { &*self.0.get() }
+        unsafe { &*self.stream.get() }
     }
 
     #[expect(
@@ -185,8 +313,47 @@ impl Socket {
     )]
     fn stream_mut(&self) -> &mut TcpStream {
         // SAFETY: as in `stream`; monoio's own split halves do the same with the same promise.
-        unsafe { &mut *self.0.get() }
+        unsafe { &mut *self.stream.get() }
     }
+}
+
+impl Read for Wire<'_> {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        self.0.receive(into, 0)
+    }
+}
+
+impl Write for Wire<'_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        socket2::SockRef::from(&self.0.borrowed()).send_with_flags(bytes, WITHOUT_WAITING)
+    }
+
+    fn write_vectored(&mut self, pieces: &[io::IoSlice<'_>]) -> io::Result<usize> {
+        socket2::SockRef::from(&self.0.borrowed()).send_vectored_with_flags(pieces, WITHOUT_WAITING)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// Copies the start of `chunk` into `buffer`, as much as there is room for.
+fn fill<T: IoBufMut>(buffer: &mut T, chunk: &[u8]) -> usize {
+    let count = chunk.len().min(buffer.bytes_total());
+    // SAFETY: the buffer is valid for writes of `bytes_total` bytes from its pointer, it and the
+    // chunk are apart, and `count` bytes are initialised when that is said.
+    unsafe {
+        std::ptr::copy_nonoverlapping(chunk.as_ptr(), buffer.write_ptr(), count);
+        buffer.set_init(count);
+    }
+    count
+}
+
+/// The initialised bytes of `buffer`.
+fn bytes_of<T: IoBuf>(buffer: &T) -> &[u8] {
+    // SAFETY: the trait promises that `bytes_init` bytes from its pointer are initialised and stay
+    // as long as the buffer is not moved, which the borrow forbids.
+    unsafe { std::slice::from_raw_parts(buffer.read_ptr(), buffer.bytes_init()) }
 }
 
 /// Whether a receive failed only because nothing is there yet.

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use pointsman_shm::id::{ClassSlot, EngineSlot, Generation};
 
 use super::*;
-use crate::metrics::{EngineLabel, Labels, OutReason};
+use crate::metrics::{EngineLabel, Expiry, Labels, OutReason};
 use crate::policy::Source;
 
 const LIFE: Generation = Generation(1);
@@ -121,6 +121,10 @@ impl World {
             }],
             classes: vec![(ClassSlot(2), LIFE, class.to_owned())],
         });
+        world.process.set_expiries(vec![Expiry {
+            certificate: "own.pem".to_owned(),
+            not_after_unix_s: 1_930_089_600,
+        }]);
         for shard in &world.shards {
             shard.request_ended(Some((ClassSlot(2), LIFE)), 200);
             shard.request_ended(None, 404);
@@ -130,6 +134,7 @@ impl World {
             shard.retry(Outcome::ConnectRefused);
             shard.shed(ShedCause::NoEngine);
             shard.in_flight.increment();
+            shard.client_tls.failed(TlsFailure::Timeout);
             shard.ttft.observe_us(1_500);
             shard.ttft.observe_us(2_000_000_000);
         }
