@@ -225,7 +225,7 @@ fn table(
             numbers[find(name)] = number;
         }
     }
-    let before_any = before.is_none();
+    let is_first = before.is_none();
     let base = match before {
         Some(before) => {
             let table: Vec<usize> = before.iter().map(|name| find(name)).collect();
@@ -240,7 +240,7 @@ fn table(
         }
     };
     // What was never published holds no slot that could be kept.
-    let held = match before_any {
+    let held = match is_first {
         true => vec![0; names.len()],
         false => slots::counts(&base, names.len()),
     };
