@@ -16,6 +16,7 @@ pub mod process;
 pub mod proxy;
 pub mod solver;
 pub mod sys;
+pub mod tls;
 pub mod wait;
 pub mod wire;
 

@@ -50,6 +50,8 @@ pub struct Proxy {
     pub daemon: Daemon,
     /// Where it serves.
     pub address: SocketAddr,
+    /// Where it serves with TLS, if anywhere.
+    pub tls: Option<SocketAddr>,
     /// Where it answers operators.
     pub admin: SocketAddr,
     /// The writer of its policy region, for proxies that no solver feeds.
@@ -90,13 +92,24 @@ impl Proxy {
                 .unwrap_or_else(|_| panic!("no address in {ready}"))
         };
         let (address, admin) = (parse(&ready["listen"][0]), parse(&ready["admin"]));
+        let tls = ready["listen_tls"].get(0).map(parse);
         Self {
             daemon,
             address,
+            tls,
             admin,
             publisher: None,
             folder,
         }
+    }
+
+    /// Where it serves with TLS.
+    ///
+    /// # Panics
+    /// When it was not configured to.
+    #[must_use]
+    pub fn secure(&self) -> SocketAddr {
+        self.tls.expect("this proxy serves with TLS")
     }
 
     /// Its folder.

@@ -133,6 +133,11 @@ impl<R: Read> Source<R> {
         &self.from
     }
 
+    /// The same, to be written to.
+    pub fn inner_mut(&mut self) -> &mut R {
+        &mut self.from
+    }
+
     /// Bytes that are here and that nobody asked for yet.
     #[must_use]
     pub fn ahead_bytes(&self) -> usize {

@@ -8,6 +8,7 @@ use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use pointsman_shm::engine_state::Health;
+use pointsman_shm::policy::Protocol;
 use pointsman_tests::both_drivers;
 use pointsman_tests::client::{CHAT, Client, ask, post};
 use pointsman_tests::engine::Engine;
@@ -17,10 +18,12 @@ use pointsman_tests::policy::{Draft, FRONTEND};
 use pointsman_tests::process::{Daemon, Finished, run};
 use pointsman_tests::proxy::{Driver, Proxy};
 use pointsman_tests::solver::{Solver, await_policy, engine_states, llama};
+use pointsman_tests::tls::{Authority, Front, FrontRules};
 use pointsman_tests::wait::{LONG, SOON, eventually};
 
 both_drivers!(
     the_openai_package_reads_the_same_text_as_straight_from_the_engine,
+    the_openai_package_reads_the_same_text_over_tls_from_the_first_hop_to_the_last,
     curl_reads_the_same_text_as_straight_from_the_engine,
     b09_streams_back_to_back_all_succeed,
     a02_curl_and_the_openai_package_see_a_broken_stream_break,
@@ -57,6 +60,52 @@ fn the_openai_package_reads_the_same_text_as_straight_from_the_engine(driver: Dr
     let page = proxy.metrics();
     let of = |outcome| page.sum(attempts, &[("outcome", outcome)]);
     assert_eq!(of("success") + of("client_cancel"), 36.0, "{page:?}");
+    proxy.await_rest();
+}
+
+fn the_openai_package_reads_the_same_text_over_tls_from_the_first_hop_to_the_last(driver: Driver) {
+    let folder = Folder::new();
+    let (_daemon, engine) = llama(&folder);
+    let authority = Authority::new("servers");
+    let ca = folder.write("ca.pem", &authority.pem());
+    let front = Front::start(
+        engine,
+        &authority.leaf(&["engine.test"]),
+        &FrontRules::default(),
+    );
+    let draft = Draft::new()
+        .engine("L", front.address())
+        .route("tiny", &[("L", 1.0)])
+        .with(|policy| {
+            policy.engines[0].protocol = Protocol::Http1Tls;
+            policy.engines[0].sni = "engine.test".to_owned();
+            policy.engines[0].credential = "gpu".to_owned();
+        });
+    let (cert, key) = authority.leaf(&["127.0.0.1"]).write(folder.path(), "own");
+    let more = format!(
+        "listen_tls = [\"127.0.0.1:0\"]\n[[tls.certificates]]\ncert = \"{}\"\nkey = \"{}\"\n\
+         [credentials.gpu]\nca = \"{}\"\n",
+        cert.display(),
+        key.display(),
+        ca.display()
+    );
+    let proxy = Proxy::configured(driver, &draft, &more);
+    let urls = [
+        format!("http://{engine}"),
+        format!("https://{}", proxy.secure()),
+    ];
+    let mut command = Command::new(python());
+    command
+        .arg(python_program("compare.py"))
+        .args(urls)
+        .env("SSL_CERT_FILE", &ca);
+    let finished = run(command, LONG);
+    assert_eq!(finished.code, 0, "{finished:?}");
+    let expected = r#"{"compared":36,"models":["tiny"],"unknown":"model_not_found"}"#;
+    assert_eq!(
+        serde_json::from_str::<serde_json::Value>(&finished.stdout).unwrap(),
+        serde_json::from_str::<serde_json::Value>(expected).unwrap()
+    );
     proxy.await_rest();
 }
 
