@@ -1,7 +1,10 @@
 //! The command line: what a person types, turned into calls of the pure core or of the daemon.
 
+mod compare;
+mod explain;
 pub mod history;
 mod report;
+mod what_if;
 
 use std::io::Write;
 use std::net::SocketAddr;
@@ -9,11 +12,14 @@ use std::path::{Path, PathBuf};
 
 use pointsman_shm::policy::Mode;
 
+use self::what_if::Without;
+use crate::compare::Rule;
 use crate::error::Error;
-use crate::model::optimise::optimise;
+use crate::model::explain::Ground;
 use crate::model::plan::Plan;
-use crate::model::problem::{DemandNow, EngineNow, Now, Problem};
 use crate::model::topology::Topology;
+use crate::model::what_if as model;
+use crate::model::what_if::set::Setting;
 use crate::operate::client;
 
 /// Largest topology that is read, bytes.
@@ -37,6 +43,8 @@ pub enum Command {
     Check(CheckArgs),
     /// Solve a topology once, for its configured demand, and show the plan.
     Plan(PlanArgs),
+    /// Tell why every weight is what it is: what one more request costs at each engine.
+    Explain(explain::ExplainArgs),
     /// Show, change or take back what an operator orders of a running solver.
     #[command(flatten)]
     Operate(client::Operate),
@@ -80,12 +88,27 @@ pub struct CheckArgs {
 /// Arguments of `plan`.
 #[derive(Clone, Debug, clap::Args)]
 pub struct PlanArgs {
-    /// The topology to solve.
-    #[arg(value_name = "FILE")]
-    pub file: PathBuf,
+    /// The topology to solve; with --log, that of the history where it is left out.
+    #[arg(value_name = "FILE", required_unless_present = "log")]
+    pub file: Option<PathBuf>,
     /// Print JSON for programs instead of a table for people.
     #[arg(long)]
     pub json: bool,
+    /// Also with this in place of what the file says, such as `engines.B.capacity=120`; may be
+    /// repeated.
+    #[arg(long = "set", value_name = "PATH=VALUE")]
+    pub settings: Vec<Setting>,
+    /// Also without `engine:NAME` or `region:NAME`, several at once if repeated; `each` is every
+    /// single one in turn.
+    #[arg(long, value_name = "WHAT", conflicts_with = "log")]
+    pub without: Vec<Without>,
+    /// What these rules would have done with recorded demand: `nearest`, `static`, `optimised`.
+    #[arg(long, value_name = "RULES", value_delimiter = ',', requires = "log")]
+    pub compare: Vec<Rule>,
+    /// The record: a history's folder or one of its segments, or a file with one line of JSON a
+    /// tick.
+    #[arg(long, value_name = "PATH", requires = "compare")]
+    pub log: Option<PathBuf>,
 }
 
 /// Does what was asked and writes the answer to `out`.
@@ -100,15 +123,8 @@ pub fn execute(cli: &Cli, out: &mut dyn Write) -> Result<(), Error> {
             let topology = load(&args.file)?;
             write(out, &report::summary(&args.file, &topology))
         }
-        Command::Plan(args) => {
-            let topology = load(&args.file)?;
-            let (plan, engines) = plan(&topology)?;
-            let text = match args.json {
-                true => report::json(&topology, &plan, &engines),
-                false => report::table(&topology, &plan),
-            };
-            write(out, &text)
-        }
+        Command::Plan(args) => plan(args, out),
+        Command::Explain(args) => explain::run(args, out),
         Command::Operate(operate) => client::run(operate, out),
         Command::History(args) => history::history(args, out),
         Command::Show(args) => history::show(args, out),
@@ -146,43 +162,37 @@ pub fn read(file: &Path) -> Result<String, Error> {
     std::fs::read_to_string(file).map_err(|e| Error::io("read", file, e))
 }
 
-/// The plan for the configured demand, with every engine as described and nothing published.
-fn plan(topology: &Topology) -> Result<(Plan, Vec<EngineNow>), Error> {
-    let engines: Vec<EngineNow> = topology
-        .engines
-        .iter()
-        .map(|e| EngineNow::described(e.replicas))
-        .collect();
-    let sources = topology.frontends.len() * topology.classes.len();
-    let demand = configured(topology);
-    let now = Now {
-        demand: &demand,
-        engines: &engines,
-        previous: &vec![None; sources],
-        reachable: &vec![true; topology.frontends.len() * topology.engines.len()],
-        hold_observed: false,
+/// The plan for the configured demand, with every engine as described and nothing published; or
+/// what would be otherwise if something were.
+fn plan(args: &PlanArgs, out: &mut dyn Write) -> Result<(), Error> {
+    if let Some(log) = &args.log {
+        return compare::run(args, log, out);
+    }
+    let Some(file) = &args.file else {
+        return Err(Error::Other("no topology to solve".to_owned()));
     };
-    let problem = Problem::new(topology, &now);
-    let solution = optimise(&problem).map_err(|status| Error::Plan(status.to_string()))?;
-    Ok((Plan::new(topology, &problem, &engines, &solution), engines))
+    if !args.settings.is_empty() || !args.without.is_empty() {
+        return what_if::run(args, file, out);
+    }
+    let topology = load(file)?;
+    let ground = solve(&topology)?;
+    let plan = Plan::new(
+        &topology,
+        &ground.problem,
+        &ground.engines,
+        &ground.solution,
+    );
+    let text = match args.json {
+        true => report::json(&topology, &plan, &ground.engines),
+        false => report::table(&topology, &plan),
+    };
+    write(out, &text)
 }
 
-/// Configured demand by frontend then class.
-fn configured(topology: &Topology) -> Vec<DemandNow> {
-    let none = vec![0.0; topology.priorities.len()];
-    let classes = topology.classes.len();
-    let mut list: Vec<DemandNow> = (0..topology.frontends.len() * classes)
-        .map(|i| DemandNow {
-            by_priority_rps: none.clone(),
-            mix: topology.classes[i % classes].mix,
-        })
-        .collect();
-    for demand in &topology.demand {
-        let class = topology.routes[demand.route.0].class.0;
-        let rates = &mut list[demand.frontend.0 * classes + class].by_priority_rps;
-        rates[usize::from(demand.priority)] += demand.rps.value();
-    }
-    list
+/// The plan of a topology, and what it was made from.
+fn solve(topology: &Topology) -> Result<Ground, Error> {
+    let ground = model::solve(topology, &model::described(topology));
+    ground.map_err(|status| Error::Plan(status.to_string()))
 }
 
 /// A mode as it is written in a topology.

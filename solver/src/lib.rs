@@ -8,6 +8,7 @@
 pub mod api;
 pub mod cli;
 pub mod collect;
+pub mod compare;
 pub mod error;
 pub mod history;
 pub mod metrics;

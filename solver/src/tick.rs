@@ -21,10 +21,12 @@ pub use witness::{Answers, Arrivals, Witness};
 use pointsman_shm::policy::{Mode, Policy};
 
 use crate::model::compose::{Heading, Parts, compose};
+use crate::model::explain::Ground;
 use crate::model::optimise::{Status, optimise};
 use crate::model::plan::Plan;
 use crate::model::topology::{FrontendId, Topology};
 use world::World;
+pub(crate) use world::standing_weights;
 
 /// What one pass came to.
 #[derive(Clone, Debug)]
@@ -42,6 +44,8 @@ pub struct TickOutcome {
     pub notes: Vec<String>,
     /// Gates that hold the weights that stand; empty when none does.
     pub held: Vec<Held>,
+    /// What the plan was made from, for those who ask why; `None` when the solve failed.
+    pub ground: Option<Ground>,
 }
 
 /// One frontend's policy, and whether to publish it.
@@ -124,6 +128,12 @@ pub fn tick(topology: &Topology, state: &mut TickState, inputs: &Inputs) -> Tick
             .collect(),
         notes: world.notes,
         held,
+        ground: Some(Ground {
+            fixed_by: inputs.orders.fixed_by(topology, &problem),
+            engines: world.engines,
+            problem,
+            solution,
+        }),
     }
 }
 
@@ -145,6 +155,7 @@ fn failed(
         candidates: Vec::new(),
         notes,
         held,
+        ground: None,
     }
 }
 

@@ -229,7 +229,7 @@ pub fn replay(args: &ReplayArgs, out: &mut dyn Write) -> Result<(), Error> {
 }
 
 /// Segments from the one that holds a tick on, or all that are later.
-fn since(heads: &[(Head, PathBuf)], from: u64) -> Vec<PathBuf> {
+pub(super) fn since(heads: &[(Head, PathBuf)], from: u64) -> Vec<PathBuf> {
     let mut files: Vec<PathBuf> = Vec::new();
     for (head, path) in heads {
         if files.last() == Some(path) {

@@ -139,7 +139,9 @@ pub fn solved(
             running = None;
         }
     }
-    Err(format!("tick {number} is not in the history, or cannot be solved again"))
+    Err(format!(
+        "tick {number} is not in the history, or cannot be solved again"
+    ))
 }
 
 impl Replayed {

@@ -6,6 +6,7 @@
 
 pub mod capacity;
 pub mod compose;
+pub mod explain;
 pub mod network;
 pub mod optimise;
 pub mod plan;
@@ -16,3 +17,4 @@ pub mod segments;
 pub mod slots;
 pub mod topology;
 pub mod units;
+pub mod what_if;

@@ -10,6 +10,7 @@ use super::report;
 use super::request::{Answer, Asked, Request};
 use super::socket::NAME;
 use crate::error::Error;
+use crate::model::explain::{Explanation, Wanted};
 
 /// Longest answer that is read, bytes: a status of the largest fleet.
 const MAX_ANSWER: u64 = 1 << 30;
@@ -271,6 +272,20 @@ impl Order {
             expires_ms: self.expires,
         }
     }
+}
+
+/// Why the running solver's weights are what they are.
+///
+/// # Errors
+///
+/// No solver answers, or it refuses.
+pub(crate) fn why(place: &Place, wanted: Wanted) -> Result<Explanation, Error> {
+    let answer = ask(&place.run_dir, &Request::Explain(wanted))?;
+    if let Some(reason) = answer.error {
+        return Err(Error::Other(reason));
+    }
+    let lacks = || Error::Other("the solver's answer lacks an explanation".to_owned());
+    answer.explanation.map(|why| *why).ok_or_else(lacks)
 }
 
 /// One request, one answer.

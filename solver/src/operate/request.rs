@@ -5,6 +5,7 @@
 //! policies are made with it, or the answer says that they are not yet.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
@@ -13,6 +14,7 @@ use serde_json::Value;
 use super::overrides::{self, MAX_EXPIRY_MS, Note, Overrides, Pin, Weights};
 use super::rollback::{self, Earlier};
 use crate::api::status::Status;
+use crate::model::explain::{Explanation, Wanted, explain};
 use crate::model::topology::Topology;
 use crate::run::gather::Now;
 use crate::run::shared::{Reload, Shared};
@@ -26,6 +28,8 @@ const PATIENCE: Duration = Duration::from_secs(8);
 pub enum Request {
     /// The status.
     Status {},
+    /// Why weights are what they are.
+    Explain(Wanted),
     /// Weights stay as they stand.
     Hold(Asked),
     /// They follow the plan again.
@@ -128,6 +132,9 @@ pub struct Answer {
     /// The status, where it was asked for.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub status: Option<Value>,
+    /// The explanation, where it was asked for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub explanation: Option<Box<Explanation>>,
     /// What a reload changed.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub lines: Vec<String>,
@@ -168,7 +175,7 @@ impl Request {
     #[must_use]
     pub fn asked(&self) -> Option<&Asked> {
         match self {
-            Self::Status {} => None,
+            Self::Status {} | Self::Explain(_) => None,
             Self::Hold(asked) | Self::Unhold(asked) => Some(asked),
             Self::Drain { asked, .. }
             | Self::Undrain { asked, .. }
@@ -183,7 +190,7 @@ impl Request {
 }
 
 /// Does what one user asks, reloads excepted.
-pub async fn handle(shared: &Shared, request: Request, uid: u32) -> Answer {
+pub async fn handle(shared: &Arc<Shared>, request: Request, uid: u32) -> Answer {
     if request == (Request::Status {}) {
         return match serde_json::to_value(Status::now(shared)) {
             Ok(status) => Answer {
@@ -192,6 +199,9 @@ pub async fn handle(shared: &Shared, request: Request, uid: u32) -> Answer {
             },
             Err(error) => Answer::refused(format!("the status cannot be told: {error}")),
         };
+    }
+    if let Request::Explain(wanted) = request {
+        return why(shared, wanted).await;
     }
     let asked = request.asked().cloned().unwrap_or_default();
     let made = note(&asked, uid).and_then(|note| {
@@ -208,6 +218,25 @@ pub async fn handle(shared: &Shared, request: Request, uid: u32) -> Answer {
             }
         }
         Err(reason) => Answer::refused(reason),
+    }
+}
+
+/// Explains the last plan, on a thread of its own: at a large fleet that takes a while, and
+/// neither passes nor other requests wait for it.
+async fn why(shared: &Arc<Shared>, wanted: Wanted) -> Answer {
+    let Some(ground) = shared.record().ground else {
+        return Answer::refused("there is no plan yet to explain: see `status`".to_owned());
+    };
+    let shared = shared.clone();
+    let explained =
+        tokio::task::spawn_blocking(move || explain(&shared.topology, &ground, &wanted)).await;
+    match explained {
+        Ok(Ok(explanation)) => Answer {
+            explanation: Some(Box::new(explanation)),
+            ..Answer::default()
+        },
+        Ok(Err(reason)) => Answer::refused(reason),
+        Err(error) => Answer::refused(format!("the plan cannot be explained: {error}")),
     }
 }
 
@@ -233,7 +262,9 @@ fn note(asked: &Asked, uid: u32) -> Result<Note, String> {
 fn change(shared: &Shared, request: Request, note: Note) -> Result<Change, String> {
     let topology = &shared.topology;
     match request {
-        Request::Status {} | Request::Reload { .. } => Err("this is no order".to_owned()),
+        Request::Status {} | Request::Explain(_) | Request::Reload { .. } => {
+            Err("this is no order".to_owned())
+        }
         Request::Hold(_) => Ok((
             Box::new(|orders| {
                 orders.hold = Some(note);

@@ -226,6 +226,7 @@ fn succeed(shared: &Shared, core: &mut Core, outcome: TickOutcome, now: Now) -> 
         record.planned_at = Some(Instant::now());
         record.plan = outcome.plan.map(Arc::new);
         record.advice = outcome.advice.map(Arc::new);
+        record.ground = outcome.ground.map(Arc::new);
     });
     show_weights(shared);
     (came, all)

@@ -16,6 +16,7 @@ use crate::collect::demand::Reading;
 use crate::collect::engines::Board;
 use crate::collect::names::Names;
 use crate::metrics::{self, Metrics};
+use crate::model::explain::Ground;
 use crate::model::plan::Plan;
 use crate::model::topology::Topology;
 use crate::operate::desk::Desk;
@@ -61,6 +62,8 @@ pub struct Record {
     pub plan: Option<Arc<Plan>>,
     /// What the solver would do with classes that the operator sets.
     pub advice: Option<Arc<Plan>>,
+    /// What the last plan was made from, for those who ask why.
+    pub ground: Option<Arc<Ground>>,
     /// What a person should know of the last pass.
     pub notes: Vec<String>,
     /// Gates that hold the weights that stand.
@@ -176,6 +179,7 @@ impl Shared {
         let mut record = Record {
             plan: None,
             advice: None,
+            ground: None,
             frontends: Vec::new(),
             ..old.clone()
         };

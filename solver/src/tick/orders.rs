@@ -9,6 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use pointsman_shm::policy::{Mode, PlannedState};
 use serde::{Deserialize, Serialize};
 
+use crate::model::explain::FixedBy;
 use crate::model::problem::{EngineNow, Problem, Source};
 use crate::model::topology::{ClassId, EngineId, FrontendId, Topology};
 
@@ -58,6 +59,19 @@ impl Orders {
     /// Whether the rates that stand for this source's admission stand with its weights.
     pub(super) fn holds(&self, frontend: FrontendId, class: ClassId) -> bool {
         self.hold && !self.weights.contains_key(&(frontend, class))
+    }
+
+    /// By source: who fixed its weights, if anybody.
+    pub(super) fn fixed_by(&self, topology: &Topology, problem: &Problem) -> Vec<Option<FixedBy>> {
+        let one = |source: &Source| {
+            source.fixed.as_ref()?;
+            let ordered = self.weights.contains_key(&(source.frontend, source.class));
+            Some(match ordered {
+                true => FixedBy::Ordered,
+                false => FixedBy::of_mode(topology.classes[source.class.0].mode),
+            })
+        };
+        problem.sources.iter().map(one).collect()
     }
 
     fn held(&self, source: &Source) -> Option<Vec<f64>> {

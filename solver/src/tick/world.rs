@@ -199,7 +199,7 @@ fn uses(topology: &Topology, engine: EngineId) -> bool {
 }
 
 /// Weights that stand for a class, in the order of its eligible engines; `None` without any.
-pub(super) fn standing_weights(
+pub(crate) fn standing_weights(
     topology: &Topology,
     policy: &Policy,
     class: usize,

@@ -84,6 +84,7 @@ fn outcome(status: Status) -> TickOutcome {
         candidates: vec![],
         notes: vec![],
         held: vec![],
+        ground: None,
     }
 }
 

@@ -1,0 +1,126 @@
+//! What is short, and what one more unit of it would save.
+
+use super::exchange::{Prices, Short};
+use super::{Ground, Limit, LimitKind, Micros, Only};
+use crate::model::topology::Topology;
+
+/// Tokens of KV memory that are told of at once: one is worth next to nothing.
+const KV_TOKENS: f64 = 1_000.0;
+
+/// Engines on which something is short.
+pub(super) fn of_engines(
+    topology: &Topology,
+    ground: &Ground,
+    prices: &Prices,
+    only: &Only,
+) -> Vec<Limit> {
+    let one = |e: usize| {
+        let name = Some(topology.engines[e].name.clone());
+        let limit = |kind, saves_ms: f64, unit: &str| Limit {
+            kind,
+            of: name.clone(),
+            saves_ms: Micros::of_ms(saves_ms).unwrap_or_default(),
+            unit: unit.to_owned(),
+        };
+        // Capacity is in engine-seconds per second; people know it in requests per second.
+        let rps = topology.engines[e].capacity.rps.value();
+        match prices.short[e] {
+            Short::Nothing => None,
+            Short::Compute => Some(limit(
+                LimitKind::Capacity,
+                prices.saves(e) / rps,
+                "request/s of the capacity's mix",
+            )),
+            Short::Memory => Some(limit(
+                LimitKind::Kv,
+                prices.saves(e) * KV_TOKENS,
+                "1000 tokens of KV memory",
+            )),
+        }
+    };
+    let engines = 0..ground.problem.engines.len();
+    engines
+        .filter(|e| only.engine(*e))
+        .filter_map(one)
+        .collect()
+}
+
+/// What binds a source.
+pub(super) fn of_source(
+    topology: &Topology,
+    ground: &Ground,
+    prices: &Prices,
+    s: usize,
+) -> Vec<Limit> {
+    let Some(source) = &prices.sources[s] else {
+        return fixed(ground, prices, s).into_iter().collect();
+    };
+    let both = (prices.engine_more.as_slice(), prices.engine_less.as_slice());
+    let limit = |kind, of: Option<String>, saves_ms: f64, unit: &str| Limit {
+        kind,
+        of,
+        saves_ms: Micros::of_ms(saves_ms).unwrap_or_default(),
+        unit: unit.to_owned(),
+    };
+    let mut limits = Vec::new();
+    if source.step_binds() {
+        let saves = source.loosened(both, |way| source.step_freed(way));
+        limits.push(limit(
+            LimitKind::MaxStep,
+            None,
+            saves,
+            "request/s that moves",
+        ));
+    }
+    for way in source.ways.iter().filter(|way| way.share_ms > 0.0) {
+        let own = |other: &super::ways::Way| match other.position == way.position {
+            true => way.share_ms,
+            false => 0.0,
+        };
+        let saves = source.loosened(both, own);
+        let name = topology.engines[way.engine].name.clone();
+        limits.push(limit(
+            LimitKind::MaxShare,
+            Some(name),
+            saves,
+            "request/s there",
+        ));
+    }
+    for region in source.full_regions() {
+        let saves = source.loosened(both, |way| source.region_freed(way, region));
+        let name = topology.regions[region].name.clone();
+        limits.push(limit(
+            LimitKind::RegionShare,
+            Some(name),
+            saves,
+            "request/s there",
+        ));
+    }
+    limits
+}
+
+/// What a source whose weights are fixed would gain by sending one request where it is cheapest.
+fn fixed(ground: &Ground, prices: &Prices, s: usize) -> Option<Limit> {
+    let source = &ground.problem.sources[s];
+    let weights = source.fixed.as_ref()?;
+    let total = |i: usize| {
+        let arc = &source.arcs[i];
+        let price = prices.engine_more[arc.engine.0];
+        let uses = match prices.short[arc.engine.0] {
+            Short::Memory => arc.kv_token_s,
+            Short::Nothing | Short::Compute => arc.seconds,
+        };
+        arc.network_ms + arc.service_ms + arc.money_ms + uses * price
+    };
+    let used = (0..weights.len()).filter(|i| weights[*i] > 0.0);
+    let now: f64 = used.map(|i| weights[i] * total(i)).sum();
+    let open = (0..weights.len()).filter(|i| source.arcs[*i].open);
+    let best = open.map(total).fold(f64::INFINITY, f64::min);
+    let saves_ms = Micros::of_ms((now - best).max(0.0))?;
+    Some(Limit {
+        kind: LimitKind::Fixed,
+        of: None,
+        saves_ms,
+        unit: "request/s that may go where it is cheapest".to_owned(),
+    })
+}

@@ -1,0 +1,285 @@
+//! What each source could do with one more request, and with one less.
+//!
+//! A way is one open arc. What it costs beyond the engine's price has parts that depend on what
+//! the source does already: half of the movement price off or on, the price of a longer step, of
+//! more than an engine's or a region's share. A request that leaves one way may make room under
+//! such a bound for another, so these are kept apart.
+
+use super::exchange::Short;
+use crate::model::optimise::{Margins, Solution};
+use crate::model::problem::{Arc, Problem};
+
+/// A share smaller than this is nothing, and one this near to a bound is at it.
+const SMALL: f64 = 1e-7;
+
+/// One source that is a choice.
+pub(super) struct Source {
+    /// Open arcs, in the order of the source's arcs.
+    pub(super) ways: Vec<Way>,
+    /// The next request refused, milliseconds.
+    pub(super) refuse_ms: f64,
+    /// The last one refused; `None` where none is.
+    pub(super) refused_ms: Option<f64>,
+    /// Price of a longer step, milliseconds; 0 while there is room for more movement.
+    pub(super) step_ms: f64,
+    /// The bound on a step is met exactly: who leaves makes room.
+    step_met: bool,
+    regions: Regions,
+}
+
+/// Regions' shares of one source.
+struct Regions {
+    /// Price of more than the share; 0 while there is room.
+    ms: Vec<f64>,
+    /// The bound is met exactly.
+    met: Vec<bool>,
+    /// More than the share is there already.
+    over: Vec<bool>,
+}
+
+/// One open arc.
+pub(super) struct Way {
+    /// Position among the source's arcs.
+    pub(super) position: usize,
+    pub(super) engine: usize,
+    region: usize,
+    /// What is short at the engine, for one request.
+    pub(super) uses: f64,
+    /// The next request, without the engine's price and without bounds of the source.
+    base_ms: f64,
+    /// Half of the movement price, with its sign.
+    pub(super) movement_ms: f64,
+    /// Of which the compute of an engine whose memory is short.
+    pub(super) compute_ms: f64,
+    /// Price of more than the engine's share; 0 while there is room.
+    pub(super) share_ms: f64,
+    /// The next request is one that moves.
+    moves: bool,
+    /// The last request is one that moved.
+    moved: bool,
+    /// What the last request pays beside the engine's price; `None` where there is none.
+    pub(super) last_ms: Option<f64>,
+}
+
+/// Sources of a problem; `None` for one that is no choice.
+pub(super) fn sources(
+    problem: &Problem,
+    solution: &Solution,
+    margins: &Margins,
+    short: &[Short],
+) -> Vec<Option<Source>> {
+    let choice = |s: usize| {
+        let source = &problem.sources[s];
+        source.fixed.is_none() && source.has_open_arc()
+    };
+    let one = |s: usize| choice(s).then(|| source(problem, solution, margins, short, s));
+    (0..problem.sources.len()).map(one).collect()
+}
+
+fn source(
+    problem: &Problem,
+    solution: &Solution,
+    margins: &Margins,
+    short: &[Short],
+    s: usize,
+) -> Source {
+    let (source, shares) = (&problem.sources[s], &solution.shares[s]);
+    let kept = |i: usize| source.previous.as_ref().map_or(0.0, |w| w[i].min(1.0));
+    let moved = |i: usize| (shares[i] - kept(i)).max(0.0);
+    let open: Vec<usize> = (0..source.arcs.len())
+        .filter(|i| source.arcs[*i].open)
+        .collect();
+    let margin = &margins.sources[s];
+    let all_moved: f64 = open.iter().map(|i| moved(*i)).sum();
+    let binds = margin.most_moved < 1.0 - SMALL && all_moved >= margin.most_moved - SMALL;
+    let over_step = binds && all_moved > margin.most_moved + SMALL;
+    let step_ms = if binds { problem.over_step_ms } else { 0.0 };
+    let mut regions = Regions::none(problem.region_most.len());
+    for &(r, most) in &margin.regions {
+        let inside = open
+            .iter()
+            .filter(|i| region(problem, &source.arcs[**i]) == r);
+        let all: f64 = inside.map(|i| shares[*i]).sum();
+        if all >= most - SMALL {
+            regions.ms[r] = problem.over_share_ms;
+            regions.over[r] = all > most + SMALL;
+            regions.met[r] = !regions.over[r];
+        }
+    }
+    let half = source.movement_ms / 2.0;
+    let way = |&i: &usize| {
+        let arc = &source.arcs[i];
+        let (e, share) = (arc.engine.0, shares[i]);
+        let slopes = &margins.engines[e];
+        let base_ms = arc.network_ms + arc.service_ms + arc.money_ms + margin.rest_ms[i];
+        let has_previous = source.previous.is_some();
+        let moves = has_previous && share >= kept(i) - SMALL;
+        let moved = has_previous && moved(i) > SMALL;
+        let movement = |moves: bool| match (has_previous, moves) {
+            (false, _) => 0.0,
+            (true, true) => half,
+            (true, false) => -half,
+        };
+        let most = margin.most[i].unwrap_or(f64::INFINITY);
+        let at = |over: bool| if over { problem.over_share_ms } else { 0.0 };
+        let memory = short[e] == Short::Memory;
+        let compute = |ms: Option<f64>| {
+            if memory {
+                arc.seconds * ms.unwrap_or(0.0)
+            } else {
+                0.0
+            }
+        };
+        let of_region = region(problem, arc);
+        let bounds = at(share > most + SMALL)
+            + if regions.over[of_region] {
+                regions.ms[of_region]
+            } else {
+                0.0
+            }
+            + if over_step && moved { step_ms } else { 0.0 };
+        let last = base_ms + movement(moved) + compute(slopes.last_ms) + bounds;
+        Way {
+            position: i,
+            engine: e,
+            region: of_region,
+            uses: if memory { arc.kv_token_s } else { arc.seconds },
+            base_ms,
+            movement_ms: movement(moves),
+            compute_ms: compute(slopes.next_ms),
+            share_ms: at(share >= most - SMALL),
+            moves,
+            moved,
+            last_ms: (share > SMALL).then_some(last),
+        }
+    };
+    Source {
+        ways: open.iter().map(way).collect(),
+        refuse_ms: margin.refuse_ms,
+        refused_ms: margin.refused_ms,
+        step_ms,
+        step_met: binds && !over_step,
+        regions,
+    }
+}
+
+impl Regions {
+    fn none(count: usize) -> Self {
+        Self {
+            ms: vec![0.0; count],
+            met: vec![false; count],
+            over: vec![false; count],
+        }
+    }
+}
+
+impl Way {
+    /// What a request pays for what is short at the engine, at the engines' prices.
+    pub(super) fn pays(&self, engine: &[f64]) -> f64 {
+        if self.uses > 0.0 {
+            self.uses * engine[self.engine]
+        } else {
+            0.0
+        }
+    }
+}
+
+fn region(problem: &Problem, arc: &Arc) -> usize {
+    problem.engines[arc.engine.0].region
+}
+
+impl Source {
+    /// Whether what leaves one way may make room for another.
+    pub(super) fn is_bounded(&self) -> bool {
+        self.step_met || self.regions.met.contains(&true)
+    }
+
+    /// The next request by a way, without the engine's price; after one has left by another.
+    pub(super) fn next_ms(&self, way: usize, after: Option<usize>) -> f64 {
+        let to = &self.ways[way];
+        to.base_ms + to.movement_ms + to.compute_ms + self.bounds_ms(way, after)
+    }
+
+    /// What bounds of the source charge for the next request by a way.
+    pub(super) fn bounds_ms(&self, way: usize, after: Option<usize>) -> f64 {
+        let to = &self.ways[way];
+        let from = after.map(|from| &self.ways[from]);
+        let step = match from {
+            _ if !to.moves => 0.0,
+            Some(from) if self.step_met && from.moved => 0.0,
+            _ => self.step_ms,
+        };
+        let region = match from {
+            Some(from) if self.regions.met[to.region] && from.region == to.region => 0.0,
+            _ => self.regions.ms[to.region],
+        };
+        to.share_ms + step + region
+    }
+
+    /// The cheapest way for one more request, at the engines' prices.
+    pub(super) fn cheapest(&self, engine: &[f64], after: Option<usize>) -> f64 {
+        let one = |(w, way): (usize, &Way)| self.next_ms(w, after) + way.pays(engine);
+        self.ways
+            .iter()
+            .enumerate()
+            .map(one)
+            .fold(f64::INFINITY, f64::min)
+    }
+
+    /// The dearest cost that is no price of an engine, milliseconds.
+    pub(super) fn dearest(&self) -> f64 {
+        let ways = self
+            .ways
+            .iter()
+            .map(|way| way.base_ms + way.movement_ms.abs());
+        ways.fold(self.refuse_ms, f64::max)
+    }
+
+    /// Whether the source moves as much as it may.
+    pub(super) fn step_binds(&self) -> bool {
+        self.step_ms > 0.0
+    }
+
+    /// Regions that have as much as they may.
+    pub(super) fn full_regions(&self) -> impl Iterator<Item = usize> + '_ {
+        (0..self.regions.ms.len()).filter(|r| self.regions.ms[*r] > 0.0)
+    }
+
+    /// What one request more would save if a bound did not charge for it: the best that goes by a
+    /// way which `freed` says how much cheaper it would be, less the last of another way.
+    pub(super) fn loosened(
+        &self,
+        (more, less): (&[f64], &[f64]),
+        freed: impl Fn(&Way) -> f64,
+    ) -> f64 {
+        let mut saves: f64 = 0.0;
+        for (w, to) in self.ways.iter().enumerate() {
+            let free = freed(to);
+            if free <= 0.0 {
+                continue;
+            }
+            let pays = self.next_ms(w, None) - free + to.pays(more);
+            for (f, from) in self.ways.iter().enumerate() {
+                if let (Some(last), true) = (from.last_ms, f != w) {
+                    let back = last - from.pays(less);
+                    saves = saves.max((back - pays).min(free));
+                }
+            }
+        }
+        saves
+    }
+
+    /// How much cheaper a way would be with a longer step.
+    pub(super) fn step_freed(&self, way: &Way) -> f64 {
+        if way.moves { self.step_ms } else { 0.0 }
+    }
+
+    /// How much cheaper a way would be with a larger share for a region.
+    pub(super) fn region_freed(&self, way: &Way, region: usize) -> f64 {
+        if way.region == region {
+            self.regions.ms[region]
+        } else {
+            0.0
+        }
+    }
+}
