@@ -10,6 +10,7 @@ use thiserror::Error;
 use crate::wire::chunked::ChunkedError;
 use crate::wire::head::HeadError;
 use crate::wire::json::JsonError;
+use crate::wire::multipart::MultipartError;
 
 /// Result of the request path.
 pub type Result<T> = std::result::Result<T, Error>;
@@ -61,6 +62,9 @@ pub enum Error {
     /// The body is not the JSON object that the endpoint takes.
     #[error("the request body is refused: {0}")]
     Json(JsonError),
+    /// The body is not the form that the endpoint takes.
+    #[error("the request's form is refused: {0}")]
+    Form(MultipartError),
     /// The body names no model.
     #[error("the request names no model: a string field \"model\" is required")]
     MissingModel,
@@ -164,6 +168,7 @@ impl Error {
             | Self::NotFound { .. }
             | Self::Method { .. }
             | Self::Json(_)
+            | Self::Form(_)
             | Self::MissingModel
             | Self::ModelNotFound { .. }
             | Self::ClientGone => Fault::Client,
@@ -199,6 +204,7 @@ impl Error {
             | Self::NotFound { .. }
             | Self::Method { .. }
             | Self::Json(_)
+            | Self::Form(_)
             | Self::MissingModel
             | Self::ModelNotFound { .. }
             | Self::ClientGone
@@ -222,7 +228,11 @@ impl Error {
         match self {
             // Told by no answer at all: see `is_silent`.
             Self::Head(error) => error.status().unwrap_or(400),
-            Self::Chunked(_) | Self::BodyCut | Self::Json(_) | Self::MissingModel => 400,
+            Self::Chunked(_)
+            | Self::BodyCut
+            | Self::Json(_)
+            | Self::Form(_)
+            | Self::MissingModel => 400,
             Self::NotFound { .. } | Self::ModelNotFound { .. } => 404,
             Self::Method { .. } => 405,
             Self::HeadTimeout { .. } | Self::BodyTimeout { .. } => 408,
@@ -254,6 +264,7 @@ impl Error {
             Self::NotFound { .. } => "not_found",
             Self::Method { .. } => "method_not_allowed",
             Self::Json(error) => error.code(),
+            Self::Form(error) => error.code(),
             Self::MissingModel => "missing_model",
             Self::ModelNotFound { .. } => "model_not_found",
             Self::ClientGone => "client_gone",
@@ -292,6 +303,7 @@ impl Error {
             Self::NotFound { .. }
             | Self::Method { .. }
             | Self::Json(_)
+            | Self::Form(_)
             | Self::MissingModel
             | Self::ModelNotFound { .. }
             | Self::EngineUnreachable
@@ -308,12 +320,22 @@ impl Error {
         }
     }
 
+    /// The methods that a path answers, where another was used.
+    #[must_use]
+    pub fn allow(&self) -> Option<&'static str> {
+        match self {
+            Self::Method { allow, .. } => Some(allow),
+            _ => None,
+        }
+    }
+
     /// The request field at fault.
     #[must_use]
     pub fn parameter(&self) -> Option<&'static str> {
         match self {
             Self::MissingModel | Self::ModelNotFound { .. } => Some("model"),
             Self::Json(error) => error.param(),
+            Self::Form(error) => error.param(),
             _ => None,
         }
     }

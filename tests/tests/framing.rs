@@ -6,7 +6,7 @@
 
 use pointsman_tests::both_drivers;
 use pointsman_tests::client::{
-    CHAT, Client, UNARY, assert_error, chat, post, post_head, post_with,
+    CHAT, Client, End, UNARY, assert_error, chat, post, post_head, post_with,
 };
 use pointsman_tests::engine::{Engine, Gate};
 use pointsman_tests::policy::Draft;
@@ -29,6 +29,8 @@ both_drivers!(
     b17_paths_match_by_their_bytes,
     b19_large_heads_are_answered,
     pipelined_requests_are_answered_in_order,
+    another_method_is_told_which_are_answered,
+    stray_line_ends_are_no_request,
 );
 
 const NEXT: &str = "GET /v1/models HTTP/1.1\r\nHost: x\r\n\r\n";
@@ -477,6 +479,28 @@ fn pipelined_requests_are_answered_in_order(driver: Driver) {
 }
 
 /// An engine that says its name, and a proxy on it.
+fn another_method_is_told_which_are_answered(driver: Driver) {
+    let (_engine, proxy) = named(driver);
+    for (method, path, allow) in [("GET", CHAT, "POST"), ("DELETE", "/v1/models", "GET, HEAD")] {
+        let answer = proxy.ask(format!("{method} {path} HTTP/1.1\r\nHost: x\r\n\r\n"));
+        assert_error(&answer, 405, "method_not_allowed");
+        assert_eq!(answer.header("allow"), Some(allow));
+    }
+}
+
+/// Line ends after a request are passed over; a client that sends nothing else is left in silence.
+fn stray_line_ends_are_no_request(driver: Driver) {
+    let engine = Engine::named("E1");
+    let more = "[timeouts]\nhead_ms = 300\n";
+    let proxy = Proxy::configured(driver, &Draft::single(engine.address()), more);
+    let mut client = proxy.connect();
+    client.send([chat(false), b"\r\n".to_vec()].concat());
+    assert_eq!(client.response().status(), 200);
+    assert_eq!(client.end(), End::Fin, "no 408");
+    assert_eq!(engine.requests().len(), 1);
+    proxy.await_rest();
+}
+
 fn named(driver: Driver) -> (Engine, Proxy) {
     let engine = Engine::named("E");
     let proxy = Proxy::start(driver, &Draft::single(engine.address()));

@@ -36,20 +36,23 @@ pub(super) const MAX_LISTED: usize = 64;
 /// Longest time that any timer may be set to.
 const DAY_MS: u64 = 86_400_000;
 /// Paths that are served without being listed.
-const BUILT_IN_PATHS: [&str; 6] = [
+const BUILT_IN_PATHS: [&str; 8] = [
     "/v1/chat/completions",
     "/v1/completions",
     "/v1/responses",
     "/v1/embeddings",
     "/v1/messages",
+    "/v1/audio/transcriptions",
+    "/v1/audio/translations",
     "/v1/models",
 ];
-const KINDS: [(&str, Endpoints); 6] = [
+const KINDS: [(&str, Endpoints); 7] = [
     ("chat", Endpoints::CHAT),
     ("completions", Endpoints::COMPLETIONS),
     ("responses", Endpoints::RESPONSES),
     ("embeddings", Endpoints::EMBEDDINGS),
     ("messages", Endpoints::MESSAGES),
+    ("audio", Endpoints::AUDIO),
     ("other", Endpoints::OTHER),
 ];
 
@@ -114,6 +117,10 @@ pub fn parse(text: &str, path: &Path, host: Host) -> Result<Config, ConfigError>
             Some(header) => Some(header_name(&source, "priority.header", &header)?),
             None => None,
         },
+        model_header: match file.model.header {
+            Some(header) => Some(header_name(&source, "model.header", &header)?),
+            None => None,
+        },
         paths: extra_paths(&source, &file.paths)?,
         credentials: credentials(&source, file.credentials)?,
         log: Log {
@@ -167,6 +174,12 @@ fn limits(source: &Source<'_>, table: &LimitsTable, shards: u64) -> Result<Limit
         head_bytes: size("head_bytes", &table.head_bytes, 64 * KIB, KIB..=MIB)?,
         headers: size("headers", &table.headers, 100, 8..=MAX_HEADERS as u64)?,
         body_bytes,
+        flow_bytes: source.number(
+            "limits.flow_bytes",
+            &table.flow_bytes,
+            GIB,
+            1_024..=1_024 * GIB,
+        )?,
         in_flight: size("in_flight", &table.in_flight, 10_000, 1..=1_000_000)?,
         buffer_bytes: size(
             "buffer_bytes",

@@ -33,7 +33,9 @@ pub(super) struct File {
     #[serde(default)]
     pub(super) affinity: AffinityTable,
     #[serde(default)]
-    pub(super) priority: PriorityTable,
+    pub(super) priority: HeaderTable,
+    #[serde(default)]
+    pub(super) model: HeaderTable,
     #[serde(default)]
     pub(super) paths: Vec<PathTable>,
     pub(super) tls: Option<Spanned<TlsTable>>,
@@ -54,6 +56,7 @@ pub(super) struct LimitsTable {
     pub(super) head_bytes: Number,
     pub(super) headers: Number,
     pub(super) body_bytes: Number,
+    pub(super) flow_bytes: Number,
     pub(super) in_flight: Number,
     pub(super) buffer_bytes: Number,
     pub(super) pipeline: Number,
@@ -86,7 +89,7 @@ pub(super) struct AffinityTable {
 
 #[derive(Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
-pub(super) struct PriorityTable {
+pub(super) struct HeaderTable {
     pub(super) header: Option<Spanned<String>>,
 }
 

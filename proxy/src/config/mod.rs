@@ -59,6 +59,8 @@ pub struct Config {
     pub affinity: Affinity,
     /// Header in which a request names its priority, in lower case; none ignores priorities.
     pub priority_header: Option<String>,
+    /// Header in which a request may name its model, in lower case; its body is then not looked into.
+    pub model_header: Option<String>,
     /// Paths served beside the built-in ones.
     pub paths: Vec<ExtraPath>,
     /// Credentials by the name that a policy uses.
@@ -96,6 +98,8 @@ pub struct Limits {
     pub headers: usize,
     /// Bytes of a request's body.
     pub body_bytes: usize,
+    /// Bytes of a body that goes on while it arrives.
+    pub flow_bytes: u64,
     /// Requests in flight, per shard.
     pub in_flight: usize,
     /// Bytes of buffered request bodies, of the whole process.

@@ -54,6 +54,8 @@ names! {
         "Client connections open.";
     ENGINE_CONNECTIONS Gauge "pointsman_proxy_engine_connections"
         "Connections open to an engine, idle ones included.";
+    ENGINE_REPORTED Gauge "pointsman_proxy_engine_reported"
+        "Load that an engine reported with its last answer.";
     CONNECTION_REUSE Counter "pointsman_proxy_connection_reuse_total"
         "Attempts sent on a connection that had served before.";
     CONNECTION_REPLAYS Counter "pointsman_proxy_connection_replays_total"

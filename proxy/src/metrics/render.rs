@@ -160,6 +160,28 @@ fn engines(text: &mut Text, page: &Page<'_>) {
         let value = seen(engine, |record| record.connections.value());
         text.sample(names::ENGINE_CONNECTIONS, &[("engine", &engine.id)], value);
     }
+    text.head(names::ENGINE_REPORTED);
+    for engine in &labels.engines {
+        let shards = page.shards.iter();
+        let reports =
+            shards.filter_map(|shard| Some(shard.seen_engine(engine.slot)?.last_report()));
+        let Some((1.., values)) = reports.max_by_key(|(at_ns, _)| *at_ns) else {
+            continue;
+        };
+        let kv_use = values[0].map(|milli| seconds(milli * 1_000_000));
+        let counts = [values[1], values[2]].map(|count| count.map(|count| count.to_string()));
+        let [running, waiting] = counts;
+        for (signal, value) in [
+            ("kv_use", kv_use),
+            ("running", running),
+            ("waiting", waiting),
+        ] {
+            if let Some(value) = value {
+                let series = [("engine", &*engine.id), ("signal", signal)];
+                text.line(names::ENGINE_REPORTED.name, &series, &value);
+            }
+        }
+    }
     text.head(names::ENGINE_OUT);
     for engine in &labels.engines {
         if let Some(reason) = engine.out {

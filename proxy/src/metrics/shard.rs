@@ -13,6 +13,7 @@ use pointsman_shm::signals::{Outcome, ShedCause};
 
 use super::cell::{Counter, Gauge, Histogram};
 use crate::secrets::TlsFailure;
+use crate::wire::orca::LoadReport;
 
 /// Status codes counted one by one; every other is counted as its hundred.
 const CODES: [u16; 24] = [
@@ -77,6 +78,10 @@ pub struct EngineMetrics {
     pub in_flight: Gauge,
     /// Connections open, idle ones included.
     pub connections: Gauge,
+    /// When it last reported its load, on the monotonic clock; 0 for never.
+    reported_at_ns: Gauge,
+    /// What it reported, each one more than the value; 0 for absent. KV use in thousandths.
+    reported: [Gauge; 3],
     generation: AtomicU32,
     outcomes: [Counter; Outcome::COUNT],
 }
@@ -100,6 +105,30 @@ impl Default for ShardMetrics {
             classes: (0..=MAX_CLASSES).map(|_| OnceLock::new()).collect(),
             engines: (0..MAX_ENGINES).map(|_| OnceLock::new()).collect(),
         }
+    }
+}
+
+impl EngineMetrics {
+    /// Notes a load report that came with an answer.
+    pub fn reported(&self, report: &LoadReport, now_ns: u64) {
+        // At most 1, by its definition; what is more is cut.
+        let kv_milli = report.kv_use.map(|share| (share * 1_000.0).round() as u64);
+        let values = [
+            kv_milli,
+            report.running.map(u64::from),
+            report.waiting.map(u64::from),
+        ];
+        for (cell, value) in self.reported.iter().zip(values) {
+            cell.set(value.map_or(0, |value| value.saturating_add(1)));
+        }
+        self.reported_at_ns.set(now_ns);
+    }
+
+    /// When the last report came, and its KV use in thousandths, requests running and waiting.
+    #[must_use]
+    pub fn last_report(&self) -> (u64, [Option<u64>; 3]) {
+        let value = |place: usize| self.reported[place].value().checked_sub(1);
+        (self.reported_at_ns.value(), [value(0), value(1), value(2)])
     }
 }
 
@@ -249,6 +278,8 @@ impl Default for EngineMetrics {
         Self {
             in_flight: Gauge::default(),
             connections: Gauge::default(),
+            reported_at_ns: Gauge::default(),
+            reported: Default::default(),
             generation: AtomicU32::new(0),
             outcomes: counters(),
         }

@@ -30,6 +30,8 @@ pub(crate) struct Attempt {
     pub(crate) engine: Rc<EngineView>,
     /// The (class, engine) pair it belongs to.
     pub(crate) pair: (PairNumber, Generation),
+    /// It must not go over a connection that served before, because it cannot be sent twice.
+    pub(crate) only_fresh: bool,
     outcome: Outcome,
 }
 
@@ -75,6 +77,7 @@ impl Attempt {
             shard: Rc::clone(shard),
             engine: Rc::clone(engine),
             pair,
+            only_fresh: false,
             outcome: Outcome::Ours,
         }
     }
@@ -92,7 +95,10 @@ impl Attempt {
         outgoing: impl Fn() -> Option<Outgoing<'a>>,
     ) -> Result<Opened, NotOpened> {
         let shard = &self.shard;
-        let mut pooled = shard.pools.take(&self.engine, monotonic_ns());
+        let mut pooled = match self.only_fresh {
+            true => None,
+            false => shard.pools.take(&self.engine, monotonic_ns()),
+        };
         loop {
             let conn = match pooled.take() {
                 Some(conn) => conn,

@@ -9,14 +9,20 @@
 //! longer be tried again. Past all of it no body is taken.
 
 use std::cell::{Cell, RefCell};
+use std::future::poll_fn;
 use std::rc::{Rc, Weak};
 
 use bytes::{Bytes, BytesMut};
 
+use super::flow::Flow;
 use crate::error::Error;
+use crate::wire::framing::RequestFraming;
 
 /// Memory of one piece.
 const PIECE: usize = 64 * 1024;
+
+/// Least memory of a piece that is not the last.
+const LEAST: usize = 4 * 1024;
 
 /// A shard's memory for bodies.
 pub(crate) struct Budget {
@@ -32,6 +38,8 @@ pub(crate) struct Body {
     filling: BytesMut,
     length: usize,
     budget: Rc<Budget>,
+    /// It is not kept, but goes on while it arrives.
+    flow: Option<Rc<Flow>>,
 }
 
 /// The memory of a body.
@@ -68,7 +76,7 @@ impl Budget {
         self.used.get()
     }
 
-    fn reserve(&self, count: usize) -> bool {
+    pub(super) fn reserve(&self, count: usize) -> bool {
         while self.used.get() + count > self.limit / 2 && self.let_go_of_largest() {}
         let used = self.used.get() + count;
         if used > self.limit {
@@ -76,6 +84,11 @@ impl Budget {
         }
         self.used.set(used);
         true
+    }
+
+    /// Gives back what was reserved.
+    pub(super) fn give_back(&self, count: usize) {
+        self.used.set(self.used.get() - count);
     }
 
     fn release(&self, hold: &Hold) {
@@ -114,6 +127,36 @@ impl Body {
             filling: BytesMut::new(),
             length: 0,
             budget: Rc::clone(budget),
+            flow: None,
+        }
+    }
+
+    /// A body that goes on while it arrives.
+    pub(crate) fn flowing(budget: &Rc<Budget>, flow: Rc<Flow>) -> Self {
+        let mut body = Self::new(budget);
+        body.flow = Some(flow);
+        body
+    }
+
+    /// The flow of a body that is not kept.
+    pub(crate) fn flow(&self) -> Option<&Rc<Flow>> {
+        self.flow.as_ref()
+    }
+
+    /// How it is framed on its way to an engine.
+    pub(crate) fn framing(&self) -> RequestFraming {
+        match &self.flow {
+            Some(flow) => flow.framing(),
+            None => RequestFraming::Sized(self.length as u64),
+        }
+    }
+
+    /// The piece at `index`, waited for where the body still arrives; none after the last. Pieces of
+    /// such a body can be had once, in order.
+    pub(crate) async fn next_piece(&self, index: usize) -> Option<Bytes> {
+        match &self.flow {
+            Some(flow) => poll_fn(|context| flow.poll_piece(context)).await,
+            None => self.piece(index),
         }
     }
 
@@ -122,12 +165,15 @@ impl Body {
     pub(crate) fn push(&mut self, mut bytes: &[u8], expected: usize) -> Result<(), Error> {
         let mut expected = match expected {
             // Nobody knows: a chunk's neighbours are likely to be of its size.
-            0 => (bytes.len() * 2).max(4 * 1024),
+            0 => usize::MAX,
             known => known.max(bytes.len()),
         };
         while !bytes.is_empty() {
             if self.filling.len() == self.filling.capacity() {
-                self.start_piece(expected)?;
+                // As much as is here or was before, at most what is to come: a length that is only
+                // claimed takes no memory.
+                let grown = (bytes.len() * 2).max(LEAST).max(self.length);
+                self.start_piece(expected.min(grown))?;
             }
             let room = self.filling.capacity() - self.filling.len();
             let (now, later) = bytes.split_at(bytes.len().min(room));
@@ -166,7 +212,8 @@ impl Body {
 
     /// Whether it is all there, so that it can be sent.
     pub(crate) fn is_whole(&self) -> bool {
-        self.hold.state.get() != State::LetGo
+        self.flow.as_ref().is_none_or(|flow| flow.is_whole())
+            && self.hold.state.get() != State::LetGo
     }
 
     /// It is about to be sent.
@@ -270,6 +317,24 @@ mod tests {
         body.finish();
         assert_eq!(body.len(), bytes.len());
         assert_eq!(all(&body), bytes);
+    }
+
+    #[test]
+    fn d08_memory_is_taken_for_what_came_not_for_what_was_claimed() {
+        let budget = Budget::new(100_000_000);
+        let mut body = Body::new(&budget);
+        body.push(b"{", 30_000_000).unwrap();
+        assert_eq!(budget.used(), LEAST);
+        let mut small = Body::new(&budget);
+        small.push(b"{", 41).unwrap();
+        assert_eq!(budget.used(), LEAST + 41);
+        drop(small);
+        let mut most = 0;
+        for _ in 0..1_000 {
+            body.push(&[7; 1_000], 29_000_000).unwrap();
+            most = most.max(budget.used() - body.len());
+        }
+        assert!(most <= PIECE, "{most} bytes more than arrived");
     }
 
     #[test]

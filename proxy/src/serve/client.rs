@@ -8,14 +8,19 @@ use std::future::poll_fn;
 use std::io;
 use std::pin::pin;
 use std::rc::Rc;
-use std::task::Poll;
+use std::task::{Context, Poll, ready};
 
 use monoio::buf::IoBuf;
 
 use super::alarm::{Alarm, Alarms, Ring};
+use super::flow::{Flow, Step};
 use super::inbound::{Filled, Inbound, ReadAhead};
 use super::sys::Socket;
 use crate::clock::monotonic_ns;
+use crate::error::Error;
+
+/// Times in one turn that a body is moved along before other tasks get theirs.
+const MOVES: u32 = 16;
 
 /// One client connection.
 pub(crate) struct Client {
@@ -29,6 +34,10 @@ pub(crate) struct Client {
     pub(crate) total_due_ns: u64,
     /// A FIN after a complete request means only that no further request comes.
     pub(crate) half_close: bool,
+    /// A body that goes on while it arrives: every wait moves it along.
+    pub(crate) flow: Option<Rc<Flow>>,
+    /// Time between two reads of a body, milliseconds.
+    pub(crate) body_ms: u64,
     read_ahead: ReadAhead,
 }
 
@@ -41,6 +50,8 @@ pub(crate) enum Interrupt {
     Due,
     /// The drain's time is over.
     Stop,
+    /// The body that was to go on while it arrives cannot be had: its flow says why.
+    BadBody,
 }
 
 impl Client {
@@ -57,6 +68,8 @@ impl Client {
             alarm: alarms.add(),
             total_due_ns: u64::MAX,
             half_close,
+            flow: None,
+            body_ms: u64::MAX / 2_000_000,
             read_ahead,
         }
     }
@@ -79,21 +92,59 @@ impl Client {
     ) -> Result<T, Interrupt> {
         let mut work = pin!(work);
         poll_fn(|context| {
-            if let Poll::Ready(done) = work.as_mut().poll(context) {
-                return Poll::Ready(Ok(done));
+            for turn in 0.. {
+                if let Poll::Ready(done) = work.as_mut().poll(context) {
+                    return Poll::Ready(Ok(done));
+                }
+                match self.poll_client(context) {
+                    Poll::Pending => break,
+                    Poll::Ready(Some(interrupt)) => return Poll::Ready(Err(interrupt)),
+                    // A fast upload is not the only work of its shard.
+                    Poll::Ready(None) if turn == MOVES => {
+                        context.waker().wake_by_ref();
+                        return Poll::Pending;
+                    }
+                    Poll::Ready(None) => {}
+                }
             }
-            if self
-                .inbound
-                .poll_gone(self.read_ahead, self.half_close, context)
-                .is_ready()
-            {
-                return Poll::Ready(Err(Interrupt::Gone));
+            match self.alarm.poll(context) {
+                Poll::Ready(Ring::Due) if self.is_stalled() => Poll::Ready(Err(Interrupt::BadBody)),
+                rung => rung.map(|ring| Err(Interrupt::from(ring))),
             }
-            self.alarm
-                .poll(context)
-                .map(|ring| Err(Interrupt::from(ring)))
         })
         .await
+    }
+
+    /// What the client does meanwhile: an interrupt, or none where more of its body moved along, so
+    /// that the work may go on.
+    fn poll_client(&mut self, context: &mut Context<'_>) -> Poll<Option<Interrupt>> {
+        let Some(flow) = self.flow.clone() else {
+            let gone = self
+                .inbound
+                .poll_gone(self.read_ahead, self.half_close, context);
+            return gone.map(|()| Some(Interrupt::Gone));
+        };
+        match ready!(flow.poll_fill(&mut self.inbound, context)) {
+            Step::Moved => {
+                if flow.has_ended() {
+                    self.flow = None;
+                }
+                Poll::Ready(None)
+            }
+            Step::Full => {
+                let gone = self.inbound.poll_unread(self.half_close, context);
+                gone.map(|()| Some(Interrupt::Gone))
+            }
+            Step::Failed if flow.error() == Some(Error::ClientGone) => {
+                Poll::Ready(Some(Interrupt::Gone))
+            }
+            Step::Failed => Poll::Ready(Some(Interrupt::BadBody)),
+        }
+    }
+
+    fn is_stalled(&self) -> bool {
+        let stalls = |flow: &Rc<Flow>| flow.is_stalled(self.body_ms);
+        !self.total_is_over() && self.flow.as_ref().is_some_and(stalls)
     }
 
     /// Waits for more bytes from the client, with at most `limit` of them unconsumed.

@@ -101,6 +101,8 @@ async fn next_request(shard: &Shard, client: &mut Client, bytes: &mut Vec<u8>) -
                 return Next::Refused(Error::Head(HeadError::FirstLine));
             }
             Ok(Filled::Ended(_)) => return Next::Quiet,
+            // Line ends and no more: nobody waits for an answer.
+            Err(Ring::Due) if is_blank(client.inbound.filled()) => return Next::Quiet,
             Err(Ring::Due) => {
                 return Next::Refused(Error::HeadTimeout {
                     limit_ms: timeouts.head_ms,

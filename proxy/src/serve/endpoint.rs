@@ -19,12 +19,17 @@ pub(crate) enum Page {
 }
 
 /// Paths that every proxy serves.
-const BUILT_IN: [(&[u8], Page); 6] = [
+const BUILT_IN: [(&[u8], Page); 8] = [
     (b"/v1/chat/completions", Page::Inference(Endpoints::CHAT)),
     (b"/v1/completions", Page::Inference(Endpoints::COMPLETIONS)),
     (b"/v1/responses", Page::Inference(Endpoints::RESPONSES)),
     (b"/v1/embeddings", Page::Inference(Endpoints::EMBEDDINGS)),
     (b"/v1/messages", Page::Inference(Endpoints::MESSAGES)),
+    (
+        b"/v1/audio/transcriptions",
+        Page::Inference(Endpoints::AUDIO),
+    ),
+    (b"/v1/audio/translations", Page::Inference(Endpoints::AUDIO)),
     (b"/v1/models", Page::Models),
 ];
 
@@ -43,7 +48,7 @@ pub(crate) fn page_of(config: &Config, head: &RequestHead, bytes: &[u8]) -> Resu
         }),
         (Page::Models, _) => Err(Error::Method {
             path: shown(path),
-            allow: "GET",
+            allow: "GET, HEAD",
         }),
     }
 }

@@ -14,7 +14,9 @@ use super::body::Body;
 use super::client::{Client, Interrupt};
 use super::sys::Socket;
 use crate::clock::monotonic_ns;
+use crate::wire::framing::RequestFraming;
 use crate::wire::head::{HeadError, HeadLimits, HeadSearch};
+use crate::wire::http1_write::{LAST_CHUNK, write_chunk_size};
 use crate::wire::response_head::ResponseHead;
 
 /// A request as it goes to an engine.
@@ -67,6 +69,7 @@ pub(crate) async fn exchange(
     first_byte_ns: u64,
     mut bytes: Vec<u8>,
 ) -> Result<Answer, NoAnswer> {
+    let body = request.body;
     let mut sending = pin!(send(socket, request));
     let mut is_sending = true;
     let mut sent_ns = None;
@@ -74,7 +77,11 @@ pub(crate) async fn exchange(
     let mut search = HeadSearch::default();
     let mut interim_bytes = 0;
     bytes.clear();
-    client.set_deadline(monotonic_ns() + first_byte_ns);
+    let flow = body.and_then(|body| body.flow());
+    let mut taken_bytes = 0;
+    // A body that still arrives may take for ever, as long as it moves.
+    let sending_ns = flow.map_or(first_byte_ns, |flow| flow.patience_ns());
+    client.set_deadline(monotonic_ns() + sending_ns);
     let mut reading = pin!(read_more(socket, bytes));
     loop {
         let step = client.during(poll_fn(|context| {
@@ -86,7 +93,19 @@ pub(crate) async fn exchange(
                 .poll(context)
                 .map(|(result, bytes)| Step::Read(result, bytes))
         }));
-        match step.await.map_err(NoAnswer::Interrupted)? {
+        let step = match step.await {
+            Err(Interrupt::Due)
+                if is_sending
+                    && !client.total_is_over()
+                    && flow.is_some_and(|flow| flow.taken_bytes() > taken_bytes) =>
+            {
+                taken_bytes = flow.map_or(0, |flow| flow.taken_bytes());
+                client.set_deadline(monotonic_ns() + sending_ns);
+                continue;
+            }
+            step => step.map_err(NoAnswer::Interrupted)?,
+        };
+        match step {
             Step::Sent(result) => {
                 is_sending = false;
                 let now_ns = monotonic_ns();
@@ -144,10 +163,22 @@ async fn send(socket: &Socket, request: Outgoing<'_>) -> io::Result<()> {
     }
     socket.write_all(request.head).await.0?;
     if let Some(body) = request.body {
+        let is_chunked = body.framing() == RequestFraming::Chunked;
         let mut index = 0;
-        while let Some(piece) = body.piece(index) {
-            socket.write_all(piece).await.0?;
+        while let Some(piece) = body.next_piece(index).await {
+            if is_chunked {
+                let mut chunk = Vec::with_capacity(piece.len() + 16);
+                write_chunk_size(&mut chunk, piece.len());
+                chunk.extend_from_slice(&piece);
+                chunk.extend_from_slice(b"\r\n");
+                socket.write_all(chunk).await.0?;
+            } else {
+                socket.write_all(piece).await.0?;
+            }
             index += 1;
+        }
+        if is_chunked {
+            socket.write_all(LAST_CHUNK).await.0?;
         }
         body.end_send();
     }

@@ -24,8 +24,8 @@ use crate::clock::monotonic_ns;
 use crate::decide::retry::{self, AttemptEnd, Connection, CutOff, Next};
 use crate::decide::select::Tried;
 use crate::error::{Error, Result};
-use crate::wire::framing::RequestFraming;
 use crate::wire::http1_write::{ClientResponse, EngineRequest, RequestId, write_request};
+use crate::wire::orca::LoadReport;
 use crate::wire::request_head::RequestHead;
 use crate::wire::response_head::ResponseHead;
 
@@ -68,6 +68,7 @@ impl Story<'_> {
         loop {
             course.has_room = course.tried.push(choice.engine.slot);
             let mut attempt = Attempt::start(self.shard, &choice.engine, choice.pair);
+            attempt.only_fresh = body.flow().is_some();
             let (head, bytes, id) = (self.head, self.bytes, self.id);
             let secrets = Arc::clone(self.shard.secrets.borrow().current());
             let bearer = secrets.bearer(choice.engine.credential);
@@ -149,7 +150,13 @@ impl Story<'_> {
         body: &Body,
     ) -> Result<std::result::Result<Delivered, AttemptEnd>> {
         let Opened { conn, answer } = opened;
+        // An answer that came first is delivered; what is still to come of the body is not sent.
+        self.client.flow = None;
         let (status, keep_alive_s) = (answer.head.status, answer.head.keep_alive_timeout_s);
+        if let Some(report) = LoadReport::of(&answer.head, &answer.bytes) {
+            let engine = self.shard.metrics.engine(attempt.engine.slot);
+            engine.reported(&report, monotonic_ns());
+        }
         let keeps = self.may_keep();
         let response = ClientResponse {
             version: self.head.version,
@@ -234,10 +241,27 @@ impl Story<'_> {
                 self.show_broken(passed.ends_by_close);
                 After::Break
             }
+            // The client's error, of which it can be told nothing any more.
+            Ending::Interrupted(Interrupt::BadBody) => {
+                conn.socket.shutdown();
+                attempt.set_outcome(Outcome::ClientCancel);
+                if !passed.seen {
+                    return Err(self.interrupted(Interrupt::BadBody));
+                }
+                self.show_broken(passed.ends_by_close);
+                After::Break
+            }
             // It has all that there was to have, and cancelled nothing.
             Ending::Interrupted(Interrupt::Gone) if meter.said_done() => {
                 conn.socket.shutdown();
                 attempt.set_outcome(outcome_of_whole(status, meter));
+                After::Break
+            }
+            // The whole request's time ended in the middle of a write: the client did not leave.
+            Ending::Interrupted(Interrupt::Due) if self.client.total_is_over() => {
+                conn.socket.shutdown();
+                self.show_broken(passed.ends_by_close);
+                attempt.set_outcome(Outcome::Ours);
                 After::Break
             }
             // A client that takes nothing until the deadline is as good as gone. Should it read on
@@ -364,12 +388,12 @@ fn outgoing<'a>(
     let mut out = Vec::with_capacity(head.len + 256 + body.len().min(BESIDE_HEAD));
     let request = EngineRequest {
         authority: &engine.authority,
-        framing: RequestFraming::Sized(body.len() as u64),
+        framing: body.framing(),
         bearer,
         request_id: id,
     };
     write_request(&mut out, head, bytes, &request);
-    if body.len() > BESIDE_HEAD {
+    if body.flow().is_some() || body.len() > BESIDE_HEAD {
         return Some(Outgoing {
             head: out,
             body: Some(body),
@@ -393,7 +417,7 @@ fn connection_of(reused: bool) -> Connection {
 
 fn outcome_of_interrupt(interrupt: Interrupt) -> Outcome {
     match interrupt {
-        Interrupt::Gone => Outcome::ClientCancel,
+        Interrupt::Gone | Interrupt::BadBody => Outcome::ClientCancel,
         Interrupt::Due => Outcome::FirstByteTimeout,
         Interrupt::Stop => Outcome::Ours,
     }

@@ -133,7 +133,7 @@ impl Inbound {
 
     /// Resolves when a client that is not read left. Its socket stays readable, so waiting for that
     /// would spin.
-    fn poll_unread(&mut self, half_close: bool, context: &mut Context<'_>) -> Poll<()> {
+    pub(crate) fn poll_unread(&mut self, half_close: bool, context: &mut Context<'_>) -> Poll<()> {
         loop {
             let wait = || Box::pin(monoio::time::sleep(LOOK)) as Pin<Box<dyn Future<Output = ()>>>;
             ready!(self.look.get_or_insert_with(wait).as_mut().poll(context));

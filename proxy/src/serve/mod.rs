@@ -15,6 +15,7 @@ mod client_conn;
 mod endpoint;
 mod engines;
 mod exchange;
+mod flow;
 mod forward;
 mod guarded;
 mod inbound;

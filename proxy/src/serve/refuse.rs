@@ -37,7 +37,9 @@ impl Story<'_> {
                 after: After::Break,
             };
         }
-        self.upload.skip_arrived(self.client);
+        if self.flow.is_none() {
+            self.upload.skip_arrived(self.client);
+        }
         let keeps = self.may_keep() && !error.closes_client();
         let mut out = self.shard.buffers.take();
         let retry_after_s = retry_after_s(self.shard, error);
@@ -110,6 +112,7 @@ fn answer_of<'a>(error: &Error, message: &'a str, retry_after_s: Option<u32>) ->
         param: error.parameter(),
         message,
         retry_after_s,
+        allow: error.allow(),
     }
 }
 

@@ -14,16 +14,20 @@ use pointsman_shm::policy::Endpoints;
 use pointsman_shm::signals::ClassCell;
 use rand::Rng as _;
 
+use super::body::Body;
 use super::client::{Client, Interrupt};
 use super::endpoint::{Page, page_of};
+use super::flow::{Flow, WINDOW};
 use super::models;
 use super::shard::Shard;
 use super::target::{self, Asked, Target};
-use super::upload::Upload;
+use super::upload::{Scan, Upload};
 use crate::clock::monotonic_ns;
 use crate::error::{Error, Result};
 use crate::wire::answer::{AnswerContext, write_page};
+use crate::wire::framing::RequestFraming;
 use crate::wire::http1_write::RequestId;
+use crate::wire::json::{BodyFacts, JsonError, MAX_MODEL_BYTES};
 use crate::wire::request_head::{Method, RequestHead};
 
 /// One request.
@@ -36,6 +40,8 @@ pub(crate) struct Story<'a> {
     pub(super) id: RequestId,
     pub(super) started_ns: u64,
     pub(super) upload: Upload,
+    /// The body, where it goes on while it arrives.
+    pub(super) flow: Option<Rc<Flow>>,
     pub(super) target: Option<Target>,
     /// It was admitted, so it is not counted as shed whatever happens to it.
     pub(super) admitted: bool,
@@ -85,6 +91,7 @@ pub(crate) async fn run(
         id: RequestId::choose(head, bytes, random),
         started_ns,
         upload: Upload::new(head.framing),
+        flow: None,
         target: None,
         admitted: false,
         client,
@@ -96,6 +103,7 @@ pub(crate) async fn run(
     };
     story.account(delivered.status);
     client.total_due_ns = u64::MAX;
+    client.flow = None;
     client.alarm.clear();
     delivered.after
 }
@@ -152,7 +160,11 @@ impl Story<'_> {
 
     async fn inference(&mut self, endpoint: Endpoints) -> Result<Delivered> {
         let expects = self.head.expects_continue;
-        let read = self.upload.read(self.shard, self.client, endpoint, expects);
+        if let Some(facts) = self.facts_of_head()? {
+            return self.routed_by_head(endpoint, &facts).await;
+        }
+        let scan = Scan::of(endpoint, self.head, self.bytes)?;
+        let read = self.upload.read(self.shard, self.client, scan, expects);
         let (body, facts) = read.await?;
         let asked = Asked {
             head: self.head,
@@ -166,6 +178,72 @@ impl Story<'_> {
         self.target = Some(target);
         self.count(|cell| cell.offered(target.priority));
         target::admit(self.shard, &target)?;
+        self.attempts(&target, &body).await
+    }
+
+    /// What a request says whose model stands in a header.
+    fn facts_of_head(&self) -> Result<Option<BodyFacts>> {
+        let name = self.shard.config.model_header.as_deref();
+        let Some(model) = name.and_then(|name| self.head.header(self.bytes, name)) else {
+            return Ok(None);
+        };
+        if model.len() > MAX_MODEL_BYTES {
+            return Err(Error::Json(JsonError::ModelTooLong));
+        }
+        Ok(Some(BodyFacts {
+            model: Some(String::from_utf8_lossy(model).into_owned()),
+            ..BodyFacts::default()
+        }))
+    }
+
+    /// A request that is routed before its body is read: a large one goes on while it arrives, and
+    /// nobody looks into it.
+    async fn routed_by_head(
+        &mut self,
+        endpoint: Endpoints,
+        facts: &BodyFacts,
+    ) -> Result<Delivered> {
+        let claimed = match self.head.framing {
+            RequestFraming::Sized(length) => usize::try_from(length).unwrap_or(usize::MAX),
+            RequestFraming::None | RequestFraming::Chunked => 0,
+        };
+        let asked = Asked {
+            head: self.head,
+            bytes: self.bytes,
+            endpoint,
+            facts,
+            body_bytes: claimed,
+            random: self.shard.random.borrow_mut().random(),
+        };
+        let target = target::classify(self.shard, &asked)?;
+        self.target = Some(target);
+        self.count(|cell| cell.offered(target.priority));
+        target::admit(self.shard, &target)?;
+        let expects = self.head.expects_continue;
+        if claimed <= WINDOW && self.head.framing != RequestFraming::Chunked {
+            let read = self
+                .upload
+                .read(self.shard, self.client, Scan::Nothing, expects);
+            let (body, _) = read.await?;
+            return self.attempts(&target, &body).await;
+        }
+        let timeouts = &self.shard.config.timeouts;
+        let flow = Flow::new(
+            &self.shard.budget,
+            self.head.framing,
+            Upload::new(self.head.framing),
+            (
+                self.shard.config.limits.flow_bytes,
+                timeouts.body_ms * 1_000_000,
+            ),
+        )?;
+        if expects {
+            self.upload.ask_for(self.shard, self.client).await?;
+        }
+        self.client.body_ms = timeouts.body_ms;
+        self.client.flow = Some(Rc::clone(&flow));
+        self.flow = Some(Rc::clone(&flow));
+        let body = Body::flowing(&self.shard.budget, flow);
         self.attempts(&target, &body).await
     }
 
@@ -191,7 +269,11 @@ impl Story<'_> {
 
     /// Whether the client's connection may take another request after this one.
     pub(super) fn may_keep(&self) -> bool {
-        self.head.keep_alive && self.upload.ended() && !self.shard.is_leaving()
+        let ended = match &self.flow {
+            Some(flow) => flow.has_ended(),
+            None => self.upload.ended(),
+        };
+        self.head.keep_alive && ended && !self.shard.is_leaving()
     }
 
     /// How an answer of ours stands on its connection.
@@ -214,6 +296,11 @@ impl Story<'_> {
         match interrupt {
             Interrupt::Gone => Error::ClientGone,
             Interrupt::Stop => Error::Draining,
+            Interrupt::BadBody => {
+                let flow = self.flow.as_ref();
+                flow.and_then(|flow| flow.error())
+                    .unwrap_or(Error::Internal)
+            }
             Interrupt::Due => Error::EngineTimeout {
                 limit_ms: self.shard.config.timeouts.first_byte_ms,
             },

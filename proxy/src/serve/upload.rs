@@ -4,7 +4,7 @@ use pointsman_shm::policy::Endpoints;
 
 use super::body::Body;
 use super::client::{Client, Interrupt};
-use super::inbound::{End, Filled};
+use super::inbound::{End, Filled, Inbound};
 use super::shard::Shard;
 use crate::clock::monotonic_ns;
 use crate::error::{Error, Result};
@@ -12,9 +12,21 @@ use crate::wire::answer::CONTINUE;
 use crate::wire::chunked::ChunkedReader;
 use crate::wire::framing::RequestFraming;
 use crate::wire::json::{BodyFacts, JsonScan};
+use crate::wire::multipart::{Boundary, MultipartError, MultipartScan, is_form};
+use crate::wire::request_head::RequestHead;
 
 /// Bytes read before they are moved into the body.
 const READ_BYTES: usize = 64 * 1024;
+
+/// What looks into a body for what routing needs.
+pub(crate) enum Scan {
+    /// A JSON object.
+    Json(Box<JsonScan>),
+    /// A form.
+    Form(Box<MultipartScan>),
+    /// Nothing: the model stands in a header.
+    Nothing,
+}
 
 /// A body being read.
 pub(crate) struct Upload {
@@ -50,20 +62,17 @@ impl Upload {
         &mut self,
         shard: &Shard,
         client: &mut Client,
-        endpoint: Endpoints,
+        mut scan: Scan,
         expects_continue: bool,
     ) -> Result<(Body, BodyFacts)> {
         let limit_bytes = shard.config.limits.body_bytes;
         if self.left > limit_bytes as u64 {
             return Err(Error::BodyTooLarge { limit_bytes });
         }
-        if expects_continue && !self.ended && client.inbound.filled().is_empty() {
-            client.set_deadline(due_ns(shard));
-            let written = client.write(CONTINUE).await;
-            written.map_err(|interrupt| interrupted(interrupt, shard, client))?;
+        if expects_continue {
+            self.ask_for(shard, client).await?;
         }
         let mut body = Body::new(&shard.budget);
-        let mut scan = JsonScan::new(endpoint);
         while !self.ended {
             if client.inbound.filled().is_empty() {
                 client.set_deadline(due_ns(shard));
@@ -72,8 +81,19 @@ impl Upload {
             self.take(client, &mut body, &mut scan, limit_bytes)?;
         }
         body.finish();
-        let facts = scan.finish().map_err(Error::Json)?;
+        let facts = scan.finish()?;
         Ok((body, facts))
+    }
+
+    /// Asks a client for its body that may be waiting for that.
+    pub(crate) async fn ask_for(&self, shard: &Shard, client: &mut Client) -> Result<()> {
+        if self.ended || !client.inbound.filled().is_empty() {
+            return Ok(());
+        }
+        client.set_deadline(due_ns(shard));
+        let written = client.write(CONTINUE).await;
+        written.map_err(|interrupt| interrupted(interrupt, shard, client))?;
+        Ok(())
     }
 
     /// Passes over a body that has already arrived whole, so that the connection can go on after
@@ -94,24 +114,33 @@ impl Upload {
         &mut self,
         client: &mut Client,
         body: &mut Body,
-        scan: &mut JsonScan,
+        scan: &mut Scan,
         limit_bytes: usize,
     ) -> Result<()> {
-        let input = client.inbound.filled();
-        let mut kept = Ok(());
-        let mut keep = |bytes: &[u8], expected: usize, body: &mut Body| -> Result<()> {
+        let expected = usize::try_from(self.left).unwrap_or(usize::MAX);
+        self.advance(&mut client.inbound, |bytes| {
             if body.len() + bytes.len() > limit_bytes {
                 return Err(Error::BodyTooLarge { limit_bytes });
             }
-            scan.feed(bytes).map_err(Error::Json)?;
+            scan.feed(bytes)?;
             body.push(bytes, expected)
-        };
+        })
+    }
+
+    /// Hands what has arrived of the body to `keep`, and consumes it.
+    pub(crate) fn advance(
+        &mut self,
+        inbound: &mut Inbound,
+        mut keep: impl FnMut(&[u8]) -> Result<()>,
+    ) -> Result<()> {
+        let input = inbound.filled();
+        let mut kept = Ok(());
         let consumed = match self.framing {
             RequestFraming::None => 0,
             RequestFraming::Sized(_) => {
                 let left = usize::try_from(self.left).unwrap_or(usize::MAX);
                 let count = left.min(input.len());
-                kept = keep(&input[..count], left, body);
+                kept = keep(&input[..count]);
                 self.left -= count as u64;
                 self.ended = self.left == 0;
                 count
@@ -119,7 +148,7 @@ impl Upload {
             RequestFraming::Chunked => {
                 let fed = self.chunks.feed(input, |range| {
                     if kept.is_ok() {
-                        kept = keep(&input[range], 0, body);
+                        kept = keep(&input[range]);
                     }
                 });
                 let progress = fed.map_err(Error::Chunked)?;
@@ -127,8 +156,45 @@ impl Upload {
                 progress.consumed
             }
         };
-        client.inbound.consume(consumed);
+        inbound.consume(consumed);
         kept
+    }
+}
+
+impl Scan {
+    /// The scan of a body that came to `endpoint` with `head`, which was parsed from `bytes`.
+    pub(crate) fn of(endpoint: Endpoints, head: &RequestHead, bytes: &[u8]) -> Result<Self> {
+        if matches!(endpoint, Endpoints::AUDIO | Endpoints::OTHER) {
+            let mut kinds = head.all(bytes, "content-type");
+            match (kinds.next(), kinds.next()) {
+                (Some(kind), None) if is_form(kind) => {
+                    let boundary = Boundary::of(kind).map_err(Error::Form)?;
+                    return Ok(Self::Form(Box::new(MultipartScan::new(&boundary))));
+                }
+                // Which of two counts is for each reader to choose.
+                (Some(one), Some(other)) if is_form(one) || is_form(other) => {
+                    return Err(Error::Form(MultipartError::Boundary));
+                }
+                _ => {}
+            }
+        }
+        Ok(Self::Json(Box::new(JsonScan::new(endpoint))))
+    }
+
+    fn feed(&mut self, bytes: &[u8]) -> Result<()> {
+        match self {
+            Self::Json(scan) => scan.feed(bytes).map_err(Error::Json),
+            Self::Form(scan) => scan.feed(bytes).map_err(Error::Form),
+            Self::Nothing => Ok(()),
+        }
+    }
+
+    fn finish(self) -> Result<BodyFacts> {
+        match self {
+            Self::Json(scan) => scan.finish().map_err(Error::Json),
+            Self::Form(scan) => scan.finish().map_err(Error::Form),
+            Self::Nothing => Ok(BodyFacts::default()),
+        }
     }
 }
 
@@ -152,6 +218,7 @@ fn interrupted(interrupt: Interrupt, shard: &Shard, client: &Client) -> Error {
             },
         },
         Interrupt::Stop => Error::Draining,
+        Interrupt::BadBody => Error::Internal,
     }
 }
 

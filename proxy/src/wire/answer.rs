@@ -22,6 +22,8 @@ pub struct ErrorAnswer<'a> {
     pub message: &'a str,
     /// Seconds for `Retry-After`.
     pub retry_after_s: Option<u32>,
+    /// Value of `Allow`.
+    pub allow: Option<&'a str>,
 }
 
 /// How an answer of ours stands on its connection.
@@ -57,7 +59,7 @@ pub fn write_error(out: &mut Vec<u8>, answer: &ErrorAnswer<'_>, context: &Answer
         content_type: "application/json",
         body: &body,
     };
-    write(out, &page, answer.retry_after_s, context);
+    write(out, &page, (answer.retry_after_s, answer.allow), context);
 }
 
 /// Appends a whole answer with `body` to `out`.
@@ -75,7 +77,7 @@ pub fn write_page(
             content_type,
             body,
         },
-        None,
+        (None, None),
         context,
     );
 }
@@ -109,7 +111,7 @@ struct Page<'a> {
 fn write(
     out: &mut Vec<u8>,
     page: &Page<'_>,
-    retry_after_s: Option<u32>,
+    (retry_after_s, allow): (Option<u32>, Option<&str>),
     context: &AnswerContext<'_>,
 ) {
     out.reserve(256 + page.body.len());
@@ -119,6 +121,9 @@ fn write(
     write!(out, "content-length: {}\r\n", page.body.len()).expect(into_memory);
     if let Some(seconds) = retry_after_s {
         write!(out, "retry-after: {seconds}\r\n").expect(into_memory);
+    }
+    if let Some(methods) = allow {
+        write!(out, "allow: {methods}\r\n").expect(into_memory);
     }
     if !context.request_id.is_empty() {
         out.extend_from_slice(b"x-request-id: ");
@@ -185,6 +190,7 @@ mod tests {
             param: None,
             message: "no engine takes \"m\"\n\u{1}é",
             retry_after_s: Some(2),
+            allow: None,
         };
         let mut out = Vec::new();
         write_error(

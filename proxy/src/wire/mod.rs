@@ -10,6 +10,7 @@ pub mod head;
 pub mod http1_write;
 pub mod http2_head;
 pub mod json;
+pub mod multipart;
 pub mod orca;
 pub mod request_head;
 pub mod response_head;

@@ -97,6 +97,11 @@ impl RequestHead {
         field::find(&self.fields, buffer, name)
     }
 
+    /// Values of all headers named `name` (lower case).
+    pub fn all<'a>(&self, buffer: &'a [u8], name: &str) -> impl Iterator<Item = &'a [u8]> {
+        field::all(&self.fields, buffer, name)
+    }
+
     /// Whether some header named `name` (lower case) has exactly this value.
     #[must_use]
     pub fn has_header(&self, buffer: &[u8], name: &str, value: &str) -> bool {

@@ -237,6 +237,8 @@ impl Endpoints {
     pub const MESSAGES: Self = Self(1 << 4);
     /// Paths added in `proxy.toml`.
     pub const OTHER: Self = Self(1 << 5);
+    /// `/v1/audio/transcriptions`, `/v1/audio/translations`
+    pub const AUDIO: Self = Self(1 << 6);
     /// Every endpoint, also those that later versions add.
     pub const ALL: Self = Self(u32::MAX);
 

@@ -45,6 +45,7 @@ fn a_short_file_gets_the_documented_defaults() {
         head_bytes: 65_536,
         headers: 100,
         body_bytes: 33_554_432,
+        flow_bytes: 1 << 30,
         in_flight: 10_000,
         buffer_bytes: 268_435_456,
         pipeline: 16,

@@ -7,6 +7,7 @@ use pointsman_shm::id::{ClassSlot, EngineSlot, Generation};
 use super::*;
 use crate::metrics::{EngineLabel, Expiry, Labels, OutReason};
 use crate::policy::Source;
+use crate::wire::orca::LoadReport;
 
 const LIFE: Generation = Generation(1);
 
@@ -131,6 +132,12 @@ impl World {
             shard.attempt_ended(EngineSlot(7), LIFE, Outcome::Success);
             shard.engine(EngineSlot(7)).in_flight.increment();
             shard.engine(EngineSlot(7)).connections.increment();
+            let report = LoadReport {
+                kv_use: Some(0.625),
+                running: Some(3),
+                waiting: None,
+            };
+            shard.engine(EngineSlot(7)).reported(&report, 5);
             shard.retry(Outcome::ConnectRefused);
             shard.shed(ShedCause::NoEngine);
             shard.in_flight.increment();
@@ -182,6 +189,26 @@ fn every_declared_metric_is_rendered_and_no_other() {
             "{name} is rendered and not declared"
         );
     }
+}
+
+#[test]
+fn the_newest_load_report_is_told_and_what_it_lacks_is_not() {
+    let world = World::new("e", "c");
+    let newest = LoadReport {
+        kv_use: Some(0.5),
+        running: Some(0),
+        waiting: None,
+    };
+    world.shards[1].engine(EngineSlot(7)).reported(&newest, 6);
+    let samples = read(&world.page());
+    let of = |signal| {
+        let labels = [("engine", "e"), ("signal", signal)];
+        value(&samples, "pointsman_proxy_engine_reported", &labels)
+    };
+    assert_eq!(
+        (of("kv_use"), of("running"), of("waiting")),
+        (Some(0.5), Some(0.0), None)
+    );
 }
 
 #[test]

@@ -121,6 +121,7 @@ pub(in crate::model) enum Endpoint {
     Responses,
     Embeddings,
     Messages,
+    Audio,
     Other,
 }
 

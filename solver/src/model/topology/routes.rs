@@ -289,6 +289,7 @@ fn endpoints(
         raw::Endpoint::Responses => Endpoints::RESPONSES.0,
         raw::Endpoint::Embeddings => Endpoints::EMBEDDINGS.0,
         raw::Endpoint::Messages => Endpoints::MESSAGES.0,
+        raw::Endpoint::Audio => Endpoints::AUDIO.0,
         raw::Endpoint::Other => Endpoints::OTHER.0,
     };
     if list.get_ref().is_empty() {
