@@ -83,6 +83,8 @@ metrics! {
     WEIGHT Gauge "weight" ["frontend", "class", "engine"]
         "Published share of a class's requests; engines without a share are left out."
     SHED Gauge "shed_rps" ["frontend", "class", "priority"] "Rate refused by plan."
+    N_MINUS_1_SHED Gauge "n_minus_1_shed_ratio" []
+        "Share of requests that the worst loss of one engine would make the plan refuse."
     ENGINE_UP Gauge "engine_up" ["engine"]
         "1 when health checks pass, 0 when they fail; left out until known."
     ENGINE_RESTARTS Counter "engine_restarts_total" ["engine"]
@@ -445,10 +447,8 @@ mod tests {
                 .name
                 .strip_prefix("pointsman_solver_")
                 .expect("the prefix");
-            assert!(
-                rest.bytes()
-                    .all(|byte| byte.is_ascii_lowercase() || byte == b'_')
-            );
+            let good = |byte: u8| matches!(byte, b'a'..=b'z' | b'0'..=b'9' | b'_');
+            assert!(rest.bytes().all(good));
             assert_eq!(
                 metric.kind == Kind::Counter,
                 rest.ends_with("_total"),

@@ -12,7 +12,7 @@ use crate::collect::aliases::Signal;
 use crate::collect::demand::Reading;
 use crate::model::plan::{EnginePlan, Plan, SourcePlan, Terms};
 use crate::model::topology::{ClassId, DemandSource, EngineId, FrontendId};
-use crate::run::shared::{FrontendRecord, Record, Reload, Shared};
+use crate::run::shared::{FrontendRecord, NMinusOne, Record, Reload, Shared};
 
 mod operated;
 
@@ -49,6 +49,8 @@ pub struct Status {
     pub objective_ms_per_s: Option<f64>,
     /// The objective, term by term.
     pub terms: Option<TermsStatus>,
+    /// What the loss of one engine would cost; `None` until every one was looked at.
+    pub n_minus_1: Option<NMinusOne>,
     /// Frontends in file order.
     pub frontends: Vec<FrontendStatus>,
     /// Engines in file order.
@@ -249,6 +251,7 @@ impl Status {
                 .map(|id| engine(shared, plan, id, &record))
                 .collect(),
             advice: advice(shared, &record),
+            n_minus_1: record.n_minus_1,
             notes: record.notes,
             failing_tasks: shared.tasks.failing(),
             frontends,

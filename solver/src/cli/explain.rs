@@ -166,7 +166,7 @@ fn source_lines(text: &mut String, source: &SourceWhy) {
         let (name, none) = ("(refuse)", "");
         line(
             text,
-            format_args!("  {name:<16} {none:>95} {ms:>13} {beyond:>10}"),
+            format_args!("  {name:<16} {none:>95} {ms:>10} {beyond:>10}"),
         );
     }
     for excluded in &source.excluded {

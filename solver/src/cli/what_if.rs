@@ -143,12 +143,12 @@ fn without(
 /// Every single loss.
 fn each(json: bool, topology: &Topology) -> Result<String, Error> {
     let base = solve(topology)?;
-    let free = loss::free(&base.problem);
+    let mut free = loss::free(&base.problem);
     let before = Summary::of(&base.problem, &base.solution);
     let mut rows = Vec::new();
     for lost in Lost::each(topology) {
         let engines = lost.engines(topology).map_err(Error::Other)?;
-        let after = loss::without(&free, &engines);
+        let after = loss::without(&mut free, &engines);
         let after = after.map_err(|status| Error::Plan(format!("without {lost}: {status}")))?;
         rows.push((lost, after));
     }

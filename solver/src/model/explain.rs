@@ -247,26 +247,28 @@ pub fn explain(
         ));
     }
     let prices = exchange::prices(&ground.problem, &ground.solution);
+    let mut limits = limits::of_engines(topology, ground, &prices);
     let sources = (0..ground.problem.sources.len())
         .filter(|s| {
             let source = &ground.problem.sources[*s];
             only.source(source.frontend, source.class)
         })
-        .map(|s| source(topology, ground, &prices, &only, s))
+        .map(|s| source(topology, ground, (&prices, &limits), &only, s))
         .collect();
+    limits.retain(|limit| wanted.engine.is_none() || limit.of == wanted.engine);
     Ok(Explanation {
         method: ground.solution.method.name().to_owned(),
         prices: "exchanges of single requests at the plan".to_owned(),
         tolerance_ms: prices.tolerance_ms,
         sources,
-        limits: limits::of_engines(topology, ground, &prices, &only),
+        limits,
     })
 }
 
 fn source(
     topology: &Topology,
     ground: &Ground,
-    prices: &exchange::Prices,
+    (prices, engines): (&exchange::Prices, &[Limit]),
     only: &Only,
     s: usize,
 ) -> SourceWhy {
@@ -287,10 +289,7 @@ fn source(
         limits: limits::of_source(topology, ground, prices, s),
         words: Vec::new(),
     };
-    why.words = words::words(
-        &why,
-        &limits::of_engines(topology, ground, prices, &Only::default()),
-    );
+    why.words = words::words(&why, engines);
     if let Some(engine) = only.engine {
         let name = &topology.engines[engine.0].name;
         why.choices.retain(|choice| choice.engine == *name);
@@ -300,7 +299,7 @@ fn source(
 }
 
 /// What is asked, by number.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug)]
 struct Only {
     frontend: Option<FrontendId>,
     class: Option<ClassId>,
@@ -322,10 +321,6 @@ impl Only {
 
     fn source(&self, frontend: FrontendId, class: ClassId) -> bool {
         self.frontend.is_none_or(|f| f == frontend) && self.class.is_none_or(|c| c == class)
-    }
-
-    fn engine(&self, engine: usize) -> bool {
-        self.engine.is_none_or(|e| e.0 == engine)
     }
 }
 

@@ -51,6 +51,17 @@ pub(super) fn page(status: &Value) -> String {
     for engine in list("engines") {
         engine_line(&mut page, &engine);
     }
+    if let Some(ratio) = status["n_minus_1"]["shed_ratio"].as_f64() {
+        let engine = text(&status["n_minus_1"]["engine"]);
+        let _ = match ratio > 0.0 {
+            true => writeln!(
+                page,
+                "losing engine {engine} would refuse {:.2} % of requests",
+                100.0 * ratio
+            ),
+            false => writeln!(page, "losing any one engine would refuse nothing"),
+        };
+    }
     for note in list("notes") {
         let _ = writeln!(page, "note: {}", text(&note));
     }

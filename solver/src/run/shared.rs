@@ -64,6 +64,8 @@ pub struct Record {
     pub advice: Option<Arc<Plan>>,
     /// What the last plan was made from, for those who ask why.
     pub ground: Option<Arc<Ground>>,
+    /// What the loss of one engine would cost; `None` until every one was looked at.
+    pub n_minus_1: Option<NMinusOne>,
     /// What a person should know of the last pass.
     pub notes: Vec<String>,
     /// Gates that hold the weights that stand.
@@ -72,6 +74,17 @@ pub struct Record {
     pub reload: Option<Reload>,
     /// By frontend, in file order.
     pub frontends: Vec<FrontendRecord>,
+}
+
+/// What the loss of one engine would cost.
+#[derive(Clone, Debug, PartialEq, serde::Serialize)]
+pub struct NMinusOne {
+    /// Refused over offered requests at the worst loss.
+    pub shed_ratio: f64,
+    /// The engine; one of them where all are alike.
+    pub engine: String,
+    /// Engines looked at: all that have capacity.
+    pub engines: usize,
 }
 
 /// How a reload of the topology ended.
@@ -180,6 +193,7 @@ impl Shared {
             plan: None,
             advice: None,
             ground: None,
+            n_minus_1: None,
             frontends: Vec::new(),
             ..old.clone()
         };

@@ -8,6 +8,7 @@ use tokio::time::timeout;
 
 use super::collectors;
 use super::engine_state;
+use super::losses;
 use super::passes;
 use super::set_up::Parts;
 use super::shared::Shared;
@@ -41,6 +42,10 @@ pub(super) async fn start(parts: Parts, reloader: Arc<Reloader>) -> Vec<Supervis
     let passing = current.clone();
     tasks.push(supervised(&shared, "passes", move || {
         passes::follow(passing.clone(), core.clone(), passed.clone())
+    }));
+    let (losing, after) = (current.clone(), passes.clone());
+    tasks.push(supervised(&shared, "losses", move || {
+        losses::follow(losing.clone(), after.clone())
     }));
     let telling = current.clone();
     tasks.push(supervised(&shared, "engine_state", move || {

@@ -1,48 +1,35 @@
 //! What is short, and what one more unit of it would save.
 
 use super::exchange::{Prices, Short};
-use super::{Ground, Limit, LimitKind, Micros, Only};
+use super::{Ground, Limit, LimitKind, Micros};
 use crate::model::topology::Topology;
 
 /// Tokens of KV memory that are told of at once: one is worth next to nothing.
 const KV_TOKENS: f64 = 1_000.0;
 
 /// Engines on which something is short.
-pub(super) fn of_engines(
-    topology: &Topology,
-    ground: &Ground,
-    prices: &Prices,
-    only: &Only,
-) -> Vec<Limit> {
+pub(super) fn of_engines(topology: &Topology, ground: &Ground, prices: &Prices) -> Vec<Limit> {
     let one = |e: usize| {
         let name = Some(topology.engines[e].name.clone());
-        let limit = |kind, saves_ms: f64, unit: &str| Limit {
-            kind,
-            of: name.clone(),
-            saves_ms: Micros::of_ms(saves_ms).unwrap_or_default(),
-            unit: unit.to_owned(),
-        };
         // Capacity is in engine-seconds per second; people know it in requests per second.
         let rps = topology.engines[e].capacity.rps.value();
         match prices.short[e] {
             Short::Nothing => None,
             Short::Compute => Some(limit(
                 LimitKind::Capacity,
+                name,
                 prices.saves(e) / rps,
                 "request/s of the capacity's mix",
             )),
             Short::Memory => Some(limit(
                 LimitKind::Kv,
+                name,
                 prices.saves(e) * KV_TOKENS,
                 "1000 tokens of KV memory",
             )),
         }
     };
-    let engines = 0..ground.problem.engines.len();
-    engines
-        .filter(|e| only.engine(*e))
-        .filter_map(one)
-        .collect()
+    (0..ground.problem.engines.len()).filter_map(one).collect()
 }
 
 /// What binds a source.
@@ -56,12 +43,6 @@ pub(super) fn of_source(
         return fixed(ground, prices, s).into_iter().collect();
     };
     let both = (prices.engine_more.as_slice(), prices.engine_less.as_slice());
-    let limit = |kind, of: Option<String>, saves_ms: f64, unit: &str| Limit {
-        kind,
-        of,
-        saves_ms: Micros::of_ms(saves_ms).unwrap_or_default(),
-        unit: unit.to_owned(),
-    };
     let mut limits = Vec::new();
     if source.step_binds() {
         let saves = source.loosened(both, |way| source.step_freed(way));
@@ -99,6 +80,15 @@ pub(super) fn of_source(
     limits
 }
 
+fn limit(kind: LimitKind, of: Option<String>, saves_ms: f64, unit: &str) -> Limit {
+    Limit {
+        kind,
+        of,
+        saves_ms: Micros::of_ms(saves_ms).unwrap_or_default(),
+        unit: unit.to_owned(),
+    }
+}
+
 /// What a source whose weights are fixed would gain by sending one request where it is cheapest.
 fn fixed(ground: &Ground, prices: &Prices, s: usize) -> Option<Limit> {
     let source = &ground.problem.sources[s];
@@ -117,10 +107,9 @@ fn fixed(ground: &Ground, prices: &Prices, s: usize) -> Option<Limit> {
     let open = (0..weights.len()).filter(|i| source.arcs[*i].open);
     let best = open.map(total).fold(f64::INFINITY, f64::min);
     let saves_ms = Micros::of_ms((now - best).max(0.0))?;
+    let unit = "request/s that may go where it is cheapest";
     Some(Limit {
-        kind: LimitKind::Fixed,
-        of: None,
         saves_ms,
-        unit: "request/s that may go where it is cheapest".to_owned(),
+        ..limit(LimitKind::Fixed, None, 0.0, unit)
     })
 }

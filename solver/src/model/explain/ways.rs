@@ -6,8 +6,8 @@
 //! such a bound for another, so these are kept apart.
 
 use super::exchange::Short;
-use crate::model::optimise::{Margins, Solution};
-use crate::model::problem::{Arc, Problem};
+use crate::model::optimise::{EngineMargin, Margins, Solution, SourceMargin};
+use crate::model::problem::{self, Problem};
 
 /// A share smaller than this is nothing, and one this near to a bound is at it.
 const SMALL: f64 = 1e-7;
@@ -72,94 +72,132 @@ pub(super) fn sources(
         let source = &problem.sources[s];
         source.fixed.is_none() && source.has_open_arc()
     };
-    let one = |s: usize| choice(s).then(|| source(problem, solution, margins, short, s));
+    let one = |s: usize| {
+        let view = View {
+            problem,
+            source: &problem.sources[s],
+            margin: &margins.sources[s],
+            shares: &solution.shares[s],
+        };
+        choice(s).then(|| view.source(margins, short))
+    };
     (0..problem.sources.len()).map(one).collect()
 }
 
-fn source(
-    problem: &Problem,
-    solution: &Solution,
-    margins: &Margins,
-    short: &[Short],
-    s: usize,
-) -> Source {
-    let (source, shares) = (&problem.sources[s], &solution.shares[s]);
-    let kept = |i: usize| source.previous.as_ref().map_or(0.0, |w| w[i].min(1.0));
-    let moved = |i: usize| (shares[i] - kept(i)).max(0.0);
-    let open: Vec<usize> = (0..source.arcs.len())
-        .filter(|i| source.arcs[*i].open)
-        .collect();
-    let margin = &margins.sources[s];
-    let all_moved: f64 = open.iter().map(|i| moved(*i)).sum();
-    let binds = margin.most_moved < 1.0 - SMALL && all_moved >= margin.most_moved - SMALL;
-    let over_step = binds && all_moved > margin.most_moved + SMALL;
-    let step_ms = if binds { problem.over_step_ms } else { 0.0 };
-    let mut regions = Regions::none(problem.region_most.len());
-    for &(r, most) in &margin.regions {
-        let inside = open
-            .iter()
-            .filter(|i| region(problem, &source.arcs[**i]) == r);
-        let all: f64 = inside.map(|i| shares[*i]).sum();
-        if all >= most - SMALL {
-            regions.ms[r] = problem.over_share_ms;
-            regions.over[r] = all > most + SMALL;
-            regions.met[r] = !regions.over[r];
-        }
+/// What a source does, and what it may do.
+struct View<'a> {
+    problem: &'a Problem,
+    source: &'a problem::Source,
+    margin: &'a SourceMargin,
+    shares: &'a [f64],
+}
+
+impl View<'_> {
+    fn source(&self, margins: &Margins, short: &[Short]) -> Source {
+        let arcs = &self.source.arcs;
+        let open: Vec<usize> = (0..arcs.len()).filter(|i| arcs[*i].open).collect();
+        let most = self.margin.most_moved;
+        let moved: f64 = open.iter().map(|i| self.moved(*i)).sum();
+        let binds = most < 1.0 - SMALL && moved >= most - SMALL;
+        let step_ms = if binds {
+            self.problem.over_step_ms
+        } else {
+            0.0
+        };
+        let over_step = binds && moved > most + SMALL;
+        let mut source = Source {
+            ways: Vec::new(),
+            refuse_ms: self.margin.refuse_ms,
+            refused_ms: self.margin.refused_ms,
+            step_ms,
+            step_met: binds && !over_step,
+            regions: self.regions(&open),
+        };
+        let over_step_ms = if over_step { step_ms } else { 0.0 };
+        let way = |&i: &usize| {
+            let e = arcs[i].engine.0;
+            self.way(
+                i,
+                &margins.engines[e],
+                short[e],
+                (over_step_ms, &source.regions),
+            )
+        };
+        source.ways = open.iter().map(way).collect();
+        source
     }
-    let half = source.movement_ms / 2.0;
-    let way = |&i: &usize| {
-        let arc = &source.arcs[i];
-        let (e, share) = (arc.engine.0, shares[i]);
-        let slopes = &margins.engines[e];
-        let base_ms = arc.network_ms + arc.service_ms + arc.money_ms + margin.rest_ms[i];
-        let has_previous = source.previous.is_some();
-        let moves = has_previous && share >= kept(i) - SMALL;
-        let moved = has_previous && moved(i) > SMALL;
+
+    /// Share that stands at an arc.
+    fn kept(&self, i: usize) -> f64 {
+        let previous = self.source.previous.as_ref();
+        previous.map_or(0.0, |weights| weights[i].min(1.0))
+    }
+
+    /// Share of an arc beyond what stands.
+    fn moved(&self, i: usize) -> f64 {
+        (self.shares[i] - self.kept(i)).max(0.0)
+    }
+
+    fn regions(&self, open: &[usize]) -> Regions {
+        let mut regions = Regions::none(self.problem.region_most.len());
+        for &(r, most) in &self.margin.regions {
+            let inside = open.iter().filter(|i| self.region(**i) == r);
+            let all: f64 = inside.map(|i| self.shares[*i]).sum();
+            if all >= most - SMALL {
+                regions.ms[r] = self.problem.over_share_ms;
+                regions.over[r] = all > most + SMALL;
+                regions.met[r] = !regions.over[r];
+            }
+        }
+        regions
+    }
+
+    fn region(&self, i: usize) -> usize {
+        self.problem.engines[self.source.arcs[i].engine.0].region
+    }
+
+    fn way(
+        &self,
+        i: usize,
+        slopes: &EngineMargin,
+        short: Short,
+        (over_step_ms, regions): (f64, &Regions),
+    ) -> Way {
+        let (arc, share) = (&self.source.arcs[i], self.shares[i]);
+        let rest_ms = self.margin.rest_ms[i];
+        let base_ms = arc.network_ms + arc.service_ms + arc.money_ms + rest_ms;
+        let has_previous = self.source.previous.is_some();
+        let moves = has_previous && share >= self.kept(i) - SMALL;
+        let moved = has_previous && self.moved(i) > SMALL;
+        let half = self.source.movement_ms / 2.0;
         let movement = |moves: bool| match (has_previous, moves) {
             (false, _) => 0.0,
             (true, true) => half,
             (true, false) => -half,
         };
-        let most = margin.most[i].unwrap_or(f64::INFINITY);
-        let at = |over: bool| if over { problem.over_share_ms } else { 0.0 };
-        let memory = short[e] == Short::Memory;
-        let compute = |ms: Option<f64>| {
-            if memory {
-                arc.seconds * ms.unwrap_or(0.0)
-            } else {
-                0.0
-            }
-        };
-        let of_region = region(problem, arc);
-        let bounds = at(share > most + SMALL)
-            + if regions.over[of_region] {
-                regions.ms[of_region]
-            } else {
-                0.0
-            }
-            + if over_step && moved { step_ms } else { 0.0 };
-        let last = base_ms + movement(moved) + compute(slopes.last_ms) + bounds;
+        let most = self.margin.most[i].unwrap_or(f64::INFINITY);
+        let only = |holds: bool, ms: f64| if holds { ms } else { 0.0 };
+        let over_share_ms = self.problem.over_share_ms;
+        let memory = short == Short::Memory;
+        let compute = |ms: Option<f64>| only(memory, arc.seconds * ms.unwrap_or(0.0));
+        let region = self.region(i);
+        let bounds_ms = only(share > most + SMALL, over_share_ms)
+            + only(regions.over[region], regions.ms[region])
+            + only(moved, over_step_ms);
+        let last_ms = base_ms + movement(moved) + compute(slopes.last_ms) + bounds_ms;
         Way {
             position: i,
-            engine: e,
-            region: of_region,
+            engine: arc.engine.0,
+            region,
             uses: if memory { arc.kv_token_s } else { arc.seconds },
             base_ms,
             movement_ms: movement(moves),
             compute_ms: compute(slopes.next_ms),
-            share_ms: at(share >= most - SMALL),
+            share_ms: only(share >= most - SMALL, over_share_ms),
             moves,
             moved,
-            last_ms: (share > SMALL).then_some(last),
+            last_ms: (share > SMALL).then_some(last_ms),
         }
-    };
-    Source {
-        ways: open.iter().map(way).collect(),
-        refuse_ms: margin.refuse_ms,
-        refused_ms: margin.refused_ms,
-        step_ms,
-        step_met: binds && !over_step,
-        regions,
     }
 }
 
@@ -182,10 +220,6 @@ impl Way {
             0.0
         }
     }
-}
-
-fn region(problem: &Problem, arc: &Arc) -> usize {
-    problem.engines[arc.engine.0].region
 }
 
 impl Source {

@@ -94,19 +94,32 @@ pub fn free(problem: &Problem) -> Problem {
     free
 }
 
-/// The best without some engines.
+/// The best without some engines; the problem is as it was afterwards.
 ///
 /// # Errors
 ///
 /// How the solve ended.
-pub fn without(free: &Problem, lost: &[EngineId]) -> Result<Summary, Status> {
-    let mut problem = free.clone();
+pub fn without(free: &mut Problem, lost: &[EngineId]) -> Result<Summary, Status> {
+    let capacity: Vec<f64> = lost.iter().map(|id| free.engines[id.0].capacity).collect();
+    let mut closed = Vec::new();
+    for (s, source) in free.sources.iter_mut().enumerate() {
+        for (i, arc) in source.arcs.iter_mut().enumerate() {
+            if arc.open && lost.contains(&arc.engine) {
+                arc.open = false;
+                closed.push((s, i));
+            }
+        }
+    }
     for id in lost {
-        problem.engines[id.0].capacity = 0.0;
+        free.engines[id.0].capacity = 0.0;
     }
-    for arc in problem.sources.iter_mut().flat_map(|s| &mut s.arcs) {
-        arc.open &= !lost.contains(&arc.engine);
+    let solved = optimise(free);
+    let summary = solved.map(|solution| Summary::of(free, &solution));
+    for (id, capacity) in lost.iter().zip(capacity) {
+        free.engines[id.0].capacity = capacity;
     }
-    let solution = optimise(&problem)?;
-    Ok(Summary::of(&problem, &solution))
+    for (s, i) in closed {
+        free.sources[s].arcs[i].open = true;
+    }
+    summary
 }
