@@ -11,6 +11,7 @@ pub mod h1;
 pub mod load;
 #[cfg(target_arch = "x86_64")]
 pub mod select;
+pub mod solve;
 pub mod stamp;
 pub mod sys;
 pub mod world;

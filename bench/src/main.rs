@@ -6,7 +6,7 @@ use anyhow::Context;
 use clap::{Parser, Subcommand};
 #[cfg(target_arch = "x86_64")]
 use pointsman_bench::select;
-use pointsman_bench::{engine, load, world};
+use pointsman_bench::{engine, load, solve, world};
 
 /// Mock engines, load clients and a local world for Pointsman.
 #[derive(Parser)]
@@ -25,6 +25,8 @@ enum Instrument {
     /// Measure the choice of an engine while policies change.
     #[cfg(target_arch = "x86_64")]
     Select(Box<select::Args>),
+    /// Measure how long the optimum takes to find, and how good it is.
+    Solve(Box<solve::Args>),
     /// Run a local world: engines, solver, proxies, users.
     World(Box<world::Args>),
 }
@@ -57,6 +59,7 @@ fn run(instrument: Instrument) -> anyhow::Result<()> {
             Instrument::Load(args) => load::run(*args).await,
             #[cfg(target_arch = "x86_64")]
             Instrument::Select(args) => select::run(*args).await,
+            Instrument::Solve(args) => solve::run(&args),
             Instrument::World(args) => world::run(*args).await,
         }
     })

@@ -4,5 +4,6 @@
 
 mod engine;
 mod load;
+mod solve;
 mod support;
 mod switches;
