@@ -152,17 +152,20 @@ impl Client {
             .expect("a socket takes options");
     }
 
-    /// Reads a little more of what is coming, at most `most` bytes, without making sense of it.
+    /// Reads a little more of what is coming, at most `most` bytes, without making sense of it, and
+    /// says how much.
     ///
     /// # Panics
     /// When the connection breaks or ends.
-    pub fn sip(&mut self, most: usize) {
+    pub fn sip(&mut self, most: usize) -> usize {
+        let before = self.source.ahead_bytes();
         assert!(
             self.source
                 .fill_at_most(most)
                 .expect("the peer still writes"),
             "closed early"
         );
+        self.source.ahead_bytes() - before
     }
 }
 

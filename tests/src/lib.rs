@@ -8,7 +8,9 @@
 
 pub mod client;
 pub mod engine;
+pub mod engine2;
 pub mod folder;
+pub mod frames;
 pub mod locate;
 pub mod metrics;
 pub mod policy;

@@ -94,6 +94,15 @@ impl Draft {
         self
     }
 
+    /// Every engine so far speaks HTTP/2 in the clear.
+    #[must_use]
+    pub fn http2(mut self) -> Self {
+        for engine in &mut self.policy.engines {
+            engine.protocol = Protocol::Http2;
+        }
+        self
+    }
+
     /// Adds a model with these weights, which sum to 1. Every engine named is eligible, and all
     /// stand by for each other.
     ///

@@ -14,6 +14,8 @@ pub struct Message {
     pub headers: Vec<(String, String)>,
     /// Body bytes, chunk framing removed.
     pub body: Vec<u8>,
+    /// Trailer fields of a chunked body, as lines.
+    pub trailers: Vec<String>,
     /// How the body ended.
     pub ending: Ending,
 }
@@ -248,7 +250,11 @@ impl<R: Read> Source<R> {
             if size > 0 {
                 self.take(size, &mut message.body)?;
             }
-            let end = self.line()?;
+            let mut end = self.line()?;
+            while size == 0 && !end.is_empty() {
+                message.trailers.push(end);
+                end = self.line()?;
+            }
             assert!(
                 end.is_empty(),
                 "after a chunk of {size} bytes stands {end:?}"
@@ -316,6 +322,7 @@ fn parse_head(head: &[u8]) -> Message {
         start,
         headers,
         body: Vec::new(),
+        trailers: Vec::new(),
         ending: Ending::Broken,
     }
 }

@@ -15,7 +15,7 @@ use super::error::{ConfigError, Source};
 use super::file::{CredentialTable, File, LimitsTable, Number, PathTable, TimeoutsTable};
 use super::{
     Affinity, Config, Credential, ExtraPath, HalfClose, IoDriver, Limits, Log, Timeouts,
-    credential, tls,
+    credential, http2, tls,
 };
 use crate::wire::head::MAX_HEADERS;
 
@@ -111,6 +111,7 @@ pub fn parse(text: &str, path: &Path, host: Host) -> Result<Config, ConfigError>
         predrain_ms: seconds("predrain_s", &file.predrain_s, 0, 0..=3_600)?,
         half_close: half_close(&source, file.half_close.as_ref())?,
         limits,
+        http2: http2::read(&source, &file.http2)?,
         timeouts: timeouts(&source, &file.timeouts)?,
         affinity: affinity(&source, file.affinity.headers, file.affinity.user)?,
         priority_header: match file.priority.header {
@@ -132,7 +133,7 @@ pub fn parse(text: &str, path: &Path, host: Host) -> Result<Config, ConfigError>
 
 impl Source<'_> {
     /// The number of `key`, or its default, inside `range`.
-    fn number(
+    pub(super) fn number(
         &self,
         key: &str,
         number: &Number,

@@ -9,6 +9,8 @@ use std::path::PathBuf;
 use serde::Deserialize;
 use toml::Spanned;
 
+use super::http2::Http2Table;
+
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct File {
@@ -28,6 +30,8 @@ pub(super) struct File {
     pub(super) half_close: Option<Spanned<String>>,
     #[serde(default)]
     pub(super) limits: LimitsTable,
+    #[serde(default)]
+    pub(super) http2: Http2Table,
     #[serde(default)]
     pub(super) timeouts: TimeoutsTable,
     #[serde(default)]

@@ -9,6 +9,7 @@ mod check;
 mod credential;
 mod error;
 mod file;
+mod http2;
 mod tls;
 
 use std::collections::BTreeMap;
@@ -19,6 +20,8 @@ use pointsman_shm::policy::Endpoints;
 
 pub use check::{Host, load, parse};
 pub use error::ConfigError;
+pub use http2::Http2;
+pub(crate) use http2::MAX_STREAMS;
 
 /// One proxy process's configuration.
 #[derive(Clone, Debug)]
@@ -53,6 +56,8 @@ pub struct Config {
     pub half_close: HalfClose,
     /// Bounds on what peers can grow.
     pub limits: Limits,
+    /// Bounds on HTTP/2 connections.
+    pub http2: Http2,
     /// Bounds on how long peers may take.
     pub timeouts: Timeouts,
     /// What keeps a conversation on its engine.

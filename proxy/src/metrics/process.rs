@@ -36,8 +36,6 @@ pub enum OutReason {
     Draining,
     /// The policy names a credential that this host lacks.
     UnknownCredential,
-    /// The policy names a protocol that this build does not speak.
-    UnknownProtocol,
     /// The policy's name for its certificate is no host name or address.
     BadServerName,
 }
@@ -204,7 +202,6 @@ impl OutReason {
             Self::Planned => "planned",
             Self::Draining => "draining",
             Self::UnknownCredential => "unknown_credential",
-            Self::UnknownProtocol => "unknown_protocol",
             Self::BadServerName => "bad_server_name",
         }
     }

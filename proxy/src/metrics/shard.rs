@@ -38,6 +38,8 @@ pub struct ShardMetrics {
     pub connection_replays: Counter,
     /// Requests whose client left.
     pub client_cancels: Counter,
+    /// Streams broken off because they held most of the memory for slow clients.
+    pub slow_resets: Counter,
     /// Panics that ended one connection.
     pub panics: Counter,
     /// Client time to first token.
@@ -96,6 +98,7 @@ impl Default for ShardMetrics {
             connection_reuse: Counter::default(),
             connection_replays: Counter::default(),
             client_cancels: Counter::default(),
+            slow_resets: Counter::default(),
             panics: Counter::default(),
             ttft: Histogram::default(),
             client_tls: TlsMetrics::default(),

@@ -44,10 +44,11 @@ pub(super) fn unusable(
         return Some(OutReason::UnknownCredential);
     }
     match engine.protocol {
-        Protocol::Http1 => None,
-        Protocol::Http1Tls if ServerName::try_from(&*engine.sni).is_ok() => None,
-        Protocol::Http1Tls => Some(OutReason::BadServerName),
-        Protocol::Http2 | Protocol::Http2Tls => Some(OutReason::UnknownProtocol),
+        Protocol::Http1 | Protocol::Http2 => None,
+        Protocol::Http1Tls | Protocol::Http2Tls if ServerName::try_from(&*engine.sni).is_ok() => {
+            None
+        }
+        Protocol::Http1Tls | Protocol::Http2Tls => Some(OutReason::BadServerName),
     }
 }
 
@@ -234,12 +235,15 @@ mod tests {
     }
 
     #[test]
-    fn a_protocol_that_is_not_spoken_takes_the_engine_out_here() {
+    fn a_name_that_no_certificate_can_have_takes_the_engine_out_here() {
         let mut policy = fixture::policy(1, "A");
         policy.engines[0].protocol = Protocol::Http2Tls;
+        policy.engines[0].sni = "no name".to_owned();
         assert_eq!(
             verdict(&policy, None, 0).reason,
-            Some(OutReason::UnknownProtocol)
+            Some(OutReason::BadServerName)
         );
+        policy.engines[0].sni = "engine.example".to_owned();
+        assert_eq!(verdict(&policy, None, 0).reason, None);
     }
 }

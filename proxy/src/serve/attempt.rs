@@ -4,6 +4,7 @@
 //! the client) are two steps, because between them stands the last choice: an answer that says
 //! "not now" may be dropped for another engine as long as the client has seen nothing.
 
+use std::future::poll_fn;
 use std::io;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -13,14 +14,19 @@ use pointsman_shm::signals::Outcome;
 
 use super::client::{Client, Interrupt};
 use super::engines::EngineView;
-use super::exchange::{Answer, NoAnswer, Outgoing, exchange};
-use super::pool::EngineConn;
+use super::exchange::{Answer, NoAnswer, exchange};
+use super::guarded::guarded;
+use super::h2::{self, Answers, Room, Slot};
+use super::outgoing::Sending;
+use super::pool::may_open;
 use super::shard::Shard;
+use super::source::Source;
 use super::sys::Socket;
 use super::tls::handshake;
 use crate::clock::monotonic_ns;
 use crate::decide::retry::{self, AttemptEnd, Connection, CutOff, Next};
 use crate::secrets::TlsFailure;
+use crate::wire::head::HeadError;
 
 /// Keeps every count of requests in flight true: whatever way an attempt ends, a panic included,
 /// it is counted as ended exactly once.
@@ -37,10 +43,12 @@ pub(crate) struct Attempt {
 
 /// An engine's answer whose head is read and of which nothing was passed on.
 pub(crate) struct Opened {
-    /// The connection it came over.
-    pub(crate) conn: EngineConn,
+    /// What its body comes from.
+    pub(crate) source: Source,
     /// The answer.
     pub(crate) answer: Answer,
+    /// When its request began to be sent.
+    begun_ns: u64,
 }
 
 /// Why an attempt could not be opened.
@@ -52,6 +60,8 @@ pub(crate) enum NotOpened {
     Full,
     /// The request's body was let go, so there is nothing to send.
     LetGo,
+    /// HTTP/2 has no form for the request.
+    Unfit(HeadError),
     /// The client left, or the shard stopped.
     Interrupted(Interrupt),
 }
@@ -87,88 +97,156 @@ impl Attempt {
         self.outcome = outcome;
     }
 
-    /// Sends the request and waits for the answer's head. `outgoing` makes the bytes anew for
-    /// each connection tried, unless the body was let go.
-    pub(crate) async fn open<'a>(
+    /// Sends the request and waits for the answer's head.
+    pub(crate) async fn open(
         &self,
         client: &mut Client,
-        outgoing: impl Fn() -> Option<Outgoing<'a>>,
+        sending: &Sending<'_>,
     ) -> Result<Opened, NotOpened> {
-        let shard = &self.shard;
-        let mut pooled = match self.only_fresh {
-            true => None,
-            false => shard.pools.take(&self.engine, monotonic_ns()),
-        };
+        let mut is_replay = false;
         loop {
-            let conn = match pooled.take() {
-                Some(conn) => conn,
-                None => self.connect(client).await?,
+            let opened = match self.engine.is_http2() {
+                false => self.open1(client, sending, is_replay).await,
+                true => self.open2(client, sending).await,
             };
-            // After the connect, during which a body that another engine had may be let go.
-            let request = outgoing().ok_or(NotOpened::LetGo)?;
-            let connection = match conn.reused {
-                true => Connection::Reused,
-                false => Connection::Fresh,
-            };
-            let first_byte_ns = shard.patience.first_byte_ns;
-            let begun_ns = monotonic_ns();
-            let buffer = shard.buffers.take();
-            let exchanged = exchange(
-                client,
-                &conn.socket,
-                request,
-                &shard.limits,
-                first_byte_ns,
-                buffer,
-            );
-            let end = match exchanged.await {
-                Ok(answer) => {
-                    // A pooled connection may carry the trial of an engine that was backed off.
-                    let mut back_offs = shard.back_offs.borrow_mut();
+            let (end, connection) = match opened {
+                Ok(opened) => {
+                    // A standing connection may carry the trial of an engine that was backed off.
+                    let mut back_offs = self.shard.back_offs.borrow_mut();
                     back_offs.succeeded(self.engine.slot, self.engine.generation);
                     drop(back_offs);
-                    let upload_us = answer.sent_ns.map(|at| at.saturating_sub(begun_ns) / 1_000);
+                    let sent_ns = opened.answer.sent_ns;
+                    let upload_us = sent_ns.map(|at| at.saturating_sub(opened.begun_ns) / 1_000);
                     self.measure(|cell| upload_us.into_iter().for_each(|us| cell.upload_us(us)));
-                    return Ok(Opened { conn, answer });
+                    return Ok(opened);
                 }
-                Err(NoAnswer::Interrupted(Interrupt::Due)) => match client.total_is_over() {
-                    true => AttemptEnd::Ours,
-                    false => AttemptEnd::FirstByteTimeout,
-                },
-                Err(NoAnswer::Interrupted(interrupt)) => {
-                    conn.socket.shutdown();
-                    return Err(NotOpened::Interrupted(interrupt));
-                }
-                // With TLS 1.3 an engine that refuses our certificate says so only now.
-                Err(NoAnswer::Closed { .. }) if conn.socket.tls_failure().is_some() => {
-                    conn.socket.tls_failure().into_iter().for_each(|failure| {
-                        self.count_tls_failure(failure);
-                    });
-                    AttemptEnd::TlsFailed
-                }
-                Err(NoAnswer::Closed { heard: true }) => AttemptEnd::ResetBeforeBody,
-                Err(NoAnswer::Closed { heard: false }) => AttemptEnd::ResetBeforeByte,
-                Err(NoAnswer::Head(error)) => {
-                    tracing::warn!(engine = self.engine.id, %error, "an answer's head is refused");
-                    AttemptEnd::BadHead
-                }
+                Err(NotOpened::Failed(end, connection)) => (end, connection),
+                Err(other) => return Err(other),
             };
-            conn.socket.shutdown();
-            match retry::next(end, connection, CutOff::Before, shard.rules) {
-                Next::ReplaySameEngine => shard.metrics.connection_replays.increment(),
+            match retry::next(end, connection, CutOff::Before, self.shard.rules) {
+                // A fresh connection cannot fail as a reused one did, so this ends.
+                Next::ReplaySameEngine => self.shard.metrics.connection_replays.increment(),
                 Next::AnotherEngine | Next::Never => {
                     return Err(NotOpened::Failed(end, connection));
                 }
             }
+            is_replay = true;
         }
     }
 
-    /// A fresh connection to the first of the engine's addresses that takes one.
-    async fn connect(&self, client: &mut Client) -> Result<EngineConn, NotOpened> {
+    /// Tries one HTTP/1.1 connection.
+    async fn open1(
+        &self,
+        client: &mut Client,
+        sending: &Sending<'_>,
+        is_replay: bool,
+    ) -> Result<Opened, NotOpened> {
         let shard = &self.shard;
-        if !shard.pools.may_open(&self.engine) {
-            return Err(NotOpened::Full);
+        let pooled = match is_replay || self.only_fresh {
+            true => None,
+            false => shard.pools.take(&self.engine, monotonic_ns()),
+        };
+        let conn = match pooled {
+            Some(conn) => conn,
+            None => {
+                if !may_open(&shard.metrics, &self.engine) {
+                    return Err(NotOpened::Full);
+                }
+                let socket = self.connect(client).await?;
+                shard.pools.opened(&self.engine, socket)
+            }
+        };
+        // After the connect, during which a body that another engine had may be let go.
+        let request = sending.http1(&self.engine).ok_or(NotOpened::LetGo)?;
+        let begun_ns = monotonic_ns();
+        let exchanged = exchange(
+            client,
+            &conn.socket,
+            request,
+            &shard.limits,
+            shard.patience.first_byte_ns,
+            shard.buffers.take(),
+        );
+        let no_answer = match exchanged.await {
+            Ok(answer) => {
+                return Ok(Opened {
+                    source: Source::Socket(conn),
+                    answer,
+                    begun_ns,
+                });
+            }
+            Err(no_answer) => no_answer,
+        };
+        conn.socket.shutdown();
+        // With TLS 1.3 an engine that refuses our certificate says so only now.
+        if let (NoAnswer::Closed { .. }, Some(failure)) = (&no_answer, conn.socket.tls_failure()) {
+            self.count_tls_failure(failure);
+            return Err(NotOpened::Failed(
+                AttemptEnd::TlsFailed,
+                connection_of(conn.reused),
+            ));
         }
+        Err(not_opened(no_answer, connection_of(conn.reused), client))
+    }
+    /// Tries one stream of an HTTP/2 connection.
+    async fn open2(&self, client: &mut Client, sending: &Sending<'_>) -> Result<Opened, NotOpened> {
+        let shard = &self.shard;
+        let slot = self.slot(client, sending.answers()).await?;
+        let request = sending.http2(&self.engine).ok_or(NotOpened::LetGo)?;
+        let request = request.map_err(NotOpened::Unfit)?;
+        let is_reused = slot.is_reused();
+        if is_reused {
+            shard.metrics.connection_reuse.increment();
+        }
+        let begun_ns = monotonic_ns();
+        let asked = h2::Asked {
+            request,
+            body: sending.body,
+            first_byte_ns: shard.patience.first_byte_ns,
+        };
+        match h2::exchange(client, slot, asked, shard).await {
+            Ok((answer, reply)) => Ok(Opened {
+                source: Source::Stream(Box::new(reply)),
+                answer,
+                begun_ns,
+            }),
+            // A connection with many requests breaks under all of them at once, and is no proof that
+            // none was begun on, so this is no replay; only one that was idle may be.
+            Err(no_answer) => {
+                let connection = connection_of(matches!(no_answer, NoAnswer::Unheard));
+                Err(not_opened(no_answer, connection, client))
+            }
+        }
+    }
+
+    /// Room on an HTTP/2 connection; waits for it as long as a connect may take.
+    async fn slot(&self, client: &mut Client, answers: Answers) -> Result<Slot, NotOpened> {
+        let shard = &self.shard;
+        client.set_deadline(monotonic_ns() + shard.connect_ns);
+        let room = poll_fn(|context| shard.pools2.poll_room(&self.engine, answers, context));
+        let ticket = match client.during(room).await {
+            Ok(Room::Slot(slot)) => return Ok(slot),
+            Ok(Room::Connect(ticket)) => ticket,
+            Err(Interrupt::Due) if client.total_is_over() => {
+                return Err(NotOpened::Failed(AttemptEnd::Ours, Connection::Fresh));
+            }
+            Err(Interrupt::Due) => return Err(NotOpened::Full),
+            Err(interrupt) => return Err(NotOpened::Interrupted(interrupt)),
+        };
+        let socket = self.connect(client).await?;
+        // Nothing was sent yet: a failure is one of the socket's.
+        let (slot, driver) = shard
+            .pools2
+            .begin(ticket, socket)
+            .await
+            .map_err(|_| NotOpened::Failed(AttemptEnd::ClosedBeforeSend, Connection::Fresh))?;
+        monoio::spawn(guarded(Rc::clone(shard), driver));
+        Ok(slot)
+    }
+
+    /// A socket connected to the first of the engine's addresses that takes one.
+    async fn connect(&self, client: &mut Client) -> Result<Socket, NotOpened> {
+        let shard = &self.shard;
         let mut end = AttemptEnd::ConnectRefused;
         for address in &self.engine.addresses {
             let begun_ns = monotonic_ns();
@@ -189,7 +267,7 @@ impl Attempt {
                     }
                     let mut back_offs = shard.back_offs.borrow_mut();
                     back_offs.succeeded(self.engine.slot, self.engine.generation);
-                    return Ok(shard.pools.opened(&self.engine, socket));
+                    return Ok(socket);
                 }
                 Ok(Err(error)) if is_our_own(&error) => {
                     tracing::warn!(engine = self.engine.id, %error, "no socket for an engine");
@@ -268,12 +346,34 @@ impl Drop for Attempt {
     }
 }
 
+/// What a missing answer means for the attempt.
+fn not_opened(no_answer: NoAnswer, connection: Connection, client: &Client) -> NotOpened {
+    let end = match no_answer {
+        NoAnswer::Interrupted(Interrupt::Due) if client.total_is_over() => AttemptEnd::Ours,
+        NoAnswer::Interrupted(Interrupt::Due) => AttemptEnd::FirstByteTimeout,
+        NoAnswer::Interrupted(interrupt) => return NotOpened::Interrupted(interrupt),
+        NoAnswer::Closed { heard: false } | NoAnswer::Unheard => AttemptEnd::ResetBeforeByte,
+        NoAnswer::Closed { heard: true } => AttemptEnd::ResetBeforeBody,
+        NoAnswer::Refused => AttemptEnd::StreamRefused,
+        NoAnswer::BadHead => AttemptEnd::BadHead,
+    };
+    NotOpened::Failed(end, connection)
+}
+
+fn connection_of(reused: bool) -> Connection {
+    if reused {
+        Connection::Reused
+    } else {
+        Connection::Fresh
+    }
+}
+
 /// The outcome that an attempt's end is counted as.
 pub(crate) fn outcome_of(end: AttemptEnd) -> Outcome {
     match end {
-        AttemptEnd::ConnectRefused | AttemptEnd::TlsFailed | AttemptEnd::StreamRefused => {
-            Outcome::ConnectRefused
-        }
+        AttemptEnd::ConnectRefused | AttemptEnd::TlsFailed => Outcome::ConnectRefused,
+        // It lives, and did not begin: as with 429 and 503, not now.
+        AttemptEnd::StreamRefused => Outcome::Backpressure,
         AttemptEnd::ConnectTimeout => Outcome::ConnectTimeout,
         AttemptEnd::ClosedBeforeSend
         | AttemptEnd::ResetBeforeByte

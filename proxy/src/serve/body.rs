@@ -15,6 +15,7 @@ use std::rc::{Rc, Weak};
 use bytes::{Bytes, BytesMut};
 
 use super::flow::Flow;
+use super::holder::Holder;
 use crate::error::Error;
 use crate::wire::framing::RequestFraming;
 
@@ -30,6 +31,10 @@ pub(crate) struct Budget {
     limit: usize,
     /// Bodies large enough to be worth letting go.
     holds: RefCell<Vec<Weak<Hold>>>,
+    /// Streams that may hold bytes for slow clients.
+    holders: RefCell<Vec<Weak<Holder>>>,
+    /// How many of them were broken off.
+    given_up: Cell<u64>,
 }
 
 /// A request's whole body.
@@ -67,6 +72,8 @@ impl Budget {
             used: Cell::new(0),
             limit,
             holds: RefCell::default(),
+            holders: RefCell::default(),
+            given_up: Cell::new(0),
         })
     }
 
@@ -74,6 +81,46 @@ impl Budget {
     #[cfg(test)]
     pub(crate) fn used(&self) -> usize {
         self.used.get()
+    }
+
+    /// Takes part in giving up; for [`Budget::holder`].
+    pub(super) fn add_holder(&self, holder: &Rc<Holder>) {
+        let mut holders = self.holders.borrow_mut();
+        if holders.len() == holders.capacity() {
+            holders.retain(|holder| holder.strong_count() > 0);
+        }
+        holders.push(Rc::downgrade(holder));
+    }
+
+    /// A stream holds `after` bytes instead of `before`. They are there already and cannot be
+    /// refused: what makes room is bodies that were sent, then the largest holders.
+    pub(super) fn hold(&self, before: usize, after: usize) {
+        self.used.set(self.used.get() + after - before);
+        while after > before
+            && self.used.get() > self.limit
+            && (self.let_go_of_largest() || self.give_up_largest())
+        {}
+    }
+
+    /// Streams broken off because they held most, since the last call.
+    pub(crate) fn take_given_up(&self) -> u64 {
+        self.given_up.take()
+    }
+
+    /// Breaks the largest holder off; false when nobody holds anything.
+    fn give_up_largest(&self) -> bool {
+        let holders = self.holders.borrow();
+        let live = holders.iter().filter_map(Weak::upgrade);
+        let Some(largest) = live
+            .filter(|holder| holder.bytes() > 0)
+            .max_by_key(|holder| holder.bytes())
+        else {
+            return false;
+        };
+        drop(holders);
+        self.given_up.set(self.given_up.get() + 1);
+        largest.give_up();
+        true
     }
 
     pub(super) fn reserve(&self, count: usize) -> bool {

@@ -25,18 +25,22 @@ pub(crate) struct EngineView {
     pub(crate) id: String,
     /// Addresses in order of preference.
     pub(crate) addresses: Vec<SocketAddr>,
+    /// What is spoken with it.
+    pub(crate) protocol: Protocol,
     /// Value of the `Host` header.
     pub(crate) authority: String,
-    /// What is spoken to it.
-    pub(crate) protocol: Protocol,
     /// Position of its credential in the shard's secrets.
     pub(crate) credential: Option<usize>,
     /// With TLS: the name it must prove, and what is spoken inside.
     pub(crate) tls: Option<(ServerName<'static>, Alpn)>,
+    /// The same as HTTP/2 wants it; none where it is no authority.
+    pub(crate) authority2: Option<http::uri::Authority>,
     /// How long a connection may wait for its next request, nanoseconds.
     pub(crate) idle_ns: u64,
     /// Connections this shard may hold to it.
     pub(crate) max_connections: usize,
+    /// Streams of one HTTP/2 connection.
+    pub(crate) max_streams: usize,
 }
 
 /// The engines of the adopted policy, by slot number.
@@ -71,13 +75,21 @@ impl Engines {
 }
 
 impl EngineView {
+    /// Whether it is spoken to in HTTP/2.
+    pub(crate) fn is_http2(&self) -> bool {
+        match self.protocol {
+            Protocol::Http1 | Protocol::Http1Tls => false,
+            Protocol::Http2 | Protocol::Http2Tls => true,
+        }
+    }
+
     /// The view of `engine`; none for a protocol that is not spoken here or a credential that this
     /// host does not have.
     fn new(engine: &Engine, config: &Config) -> Option<Self> {
         let alpn = match engine.protocol {
-            Protocol::Http1 => None,
+            Protocol::Http1 | Protocol::Http2 => None,
             Protocol::Http1Tls => Some(Alpn::Http1),
-            Protocol::Http2 | Protocol::Http2Tls => return None,
+            Protocol::Http2Tls => Some(Alpn::Http2),
         };
         let tls = match alpn {
             Some(alpn) => Some((ServerName::try_from(engine.sni.clone()).ok()?, alpn)),
@@ -100,12 +112,17 @@ impl EngineView {
             generation: engine.generation,
             id: engine.id.clone(),
             addresses: engine.addresses.clone(),
-            authority: engine.authority.clone(),
             protocol: engine.protocol,
+            authority: engine.authority.clone(),
+            authority2: engine.authority.parse().ok(),
             credential,
             tls,
             idle_ns: idle_ms * 1_000_000,
             max_connections,
+            max_streams: match engine.max_streams as usize {
+                0 => usize::MAX,
+                streams => streams,
+            },
         })
     }
 }

@@ -6,16 +6,18 @@
 use std::future::poll_fn;
 use std::io;
 use std::pin::pin;
+use std::rc::Rc;
 use std::task::Poll;
 
 use monoio::buf::SliceMut;
 
 use super::body::Body;
 use super::client::{Client, Interrupt};
+use super::flow::Flow;
 use super::sys::Socket;
 use crate::clock::monotonic_ns;
 use crate::wire::framing::RequestFraming;
-use crate::wire::head::{HeadError, HeadLimits, HeadSearch};
+use crate::wire::head::{HeadLimits, HeadSearch};
 use crate::wire::http1_write::{LAST_CHUNK, write_chunk_size};
 use crate::wire::response_head::ResponseHead;
 
@@ -45,8 +47,12 @@ pub(crate) enum NoAnswer {
         /// Bytes of an answer had arrived before that.
         heard: bool,
     },
-    /// The answer's head is not valid.
-    Head(HeadError),
+    /// HTTP/2: an idle connection ended in the moment of its use.
+    Unheard,
+    /// HTTP/2: the engine did not take the request.
+    Refused,
+    /// The answer's head is not valid, or the engine broke the protocol before it.
+    BadHead,
     /// The work was interrupted.
     Interrupted(Interrupt),
 }
@@ -77,11 +83,8 @@ pub(crate) async fn exchange(
     let mut search = HeadSearch::default();
     let mut interim_bytes = 0;
     bytes.clear();
-    let flow = body.and_then(|body| body.flow());
-    let mut taken_bytes = 0;
-    // A body that still arrives may take for ever, as long as it moves.
-    let sending_ns = flow.map_or(first_byte_ns, |flow| flow.patience_ns());
-    client.set_deadline(monotonic_ns() + sending_ns);
+    let mut pace = Pace::of(body, first_byte_ns);
+    client.set_deadline(monotonic_ns() + pace.wait_ns);
     let mut reading = pin!(read_more(socket, bytes));
     loop {
         let step = client.during(poll_fn(|context| {
@@ -94,15 +97,7 @@ pub(crate) async fn exchange(
                 .map(|(result, bytes)| Step::Read(result, bytes))
         }));
         let step = match step.await {
-            Err(Interrupt::Due)
-                if is_sending
-                    && !client.total_is_over()
-                    && flow.is_some_and(|flow| flow.taken_bytes() > taken_bytes) =>
-            {
-                taken_bytes = flow.map_or(0, |flow| flow.taken_bytes());
-                client.set_deadline(monotonic_ns() + sending_ns);
-                continue;
-            }
+            Err(Interrupt::Due) if is_sending && pace.moves(client) => continue,
             step => step.map_err(NoAnswer::Interrupted)?,
         };
         match step {
@@ -130,6 +125,37 @@ pub(crate) async fn exchange(
     }
 }
 
+/// How long sending may take: a body that still arrives may take for ever, as long as it moves.
+pub(crate) struct Pace<'a> {
+    flow: Option<&'a Rc<Flow>>,
+    taken_bytes: u64,
+    /// Time until the next look, nanoseconds.
+    pub(crate) wait_ns: u64,
+}
+
+impl<'a> Pace<'a> {
+    /// The pace of `body`; one that is there may take `whole_ns`.
+    pub(crate) fn of(body: Option<&'a Body>, whole_ns: u64) -> Self {
+        let flow = body.and_then(|body| body.flow());
+        Self {
+            flow,
+            taken_bytes: 0,
+            wait_ns: flow.map_or(whole_ns, |flow| flow.patience_ns()),
+        }
+    }
+
+    /// Whether sending goes on though the deadline passed; if so there is another one.
+    pub(crate) fn moves(&mut self, client: &Client) -> bool {
+        let taken_bytes = self.flow.map_or(0, |flow| flow.taken_bytes());
+        let has_moved = taken_bytes > self.taken_bytes && !client.total_is_over();
+        if has_moved {
+            self.taken_bytes = taken_bytes;
+            client.set_deadline(monotonic_ns() + self.wait_ns);
+        }
+        has_moved
+    }
+}
+
 /// Parses the head at the start of `bytes`, dropping interim ones: of these no more than one head's
 /// bytes, or an engine that sends nothing else would be read for ever.
 fn parse_final(
@@ -141,7 +167,7 @@ fn parse_final(
     loop {
         // HEAD is never forwarded, so a body is where the head says it is.
         let parsed = ResponseHead::parse(bytes, search, limits, false);
-        let Some(head) = parsed.map_err(NoAnswer::Head)? else {
+        let Some(head) = parsed.map_err(|_| NoAnswer::BadHead)? else {
             return Ok(None);
         };
         if !head.is_interim() {
@@ -149,7 +175,7 @@ fn parse_final(
         }
         *interim_bytes += head.len;
         if *interim_bytes > limits.head_bytes {
-            return Err(NoAnswer::Head(HeadError::TooLarge));
+            return Err(NoAnswer::BadHead);
         }
         bytes.drain(..head.len);
         *search = HeadSearch::default();
@@ -199,7 +225,6 @@ pub(crate) async fn read_more(socket: &Socket, mut bytes: Vec<u8>) -> (io::Resul
 mod tests {
     use std::io::{Read as _, Write as _};
     use std::net::TcpStream;
-    use std::rc::Rc;
 
     use super::super::alarm::Alarms;
     use super::super::body::Budget;
@@ -307,7 +332,7 @@ mod tests {
                 peer.write_all(b"HTTP/1.1 101 Switching\r\nUpgrade: x\r\n\r\n")
                     .unwrap();
             });
-            assert!(matches!(answer.await, Err(NoAnswer::Head(_))));
+            assert!(matches!(answer.await, Err(NoAnswer::BadHead)));
         });
     }
 }

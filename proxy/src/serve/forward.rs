@@ -5,6 +5,7 @@
 //! which engine by the policy of that moment. Once a byte of an answer went to the client there is
 //! no way back into the loop.
 
+use std::cell::Cell;
 use std::sync::Arc;
 
 use pointsman_shm::signals::Outcome;
@@ -12,25 +13,20 @@ use pointsman_shm::signals::Outcome;
 use super::attempt::{Attempt, NotOpened, Opened, outcome_of, outcome_of_status};
 use super::body::Body;
 use super::client::Interrupt;
-use super::engines::EngineView;
-use super::exchange::Outgoing;
 use super::meter::Meter;
-use super::pool::EngineConn;
+use super::outgoing::Sending;
 use super::request::{After, Delivered, Story};
 use super::shard::Shard;
+use super::source::Source;
 use super::stream::{Ending, Stream};
 use super::target::{self, Choice, Target};
 use crate::clock::monotonic_ns;
 use crate::decide::retry::{self, AttemptEnd, Connection, CutOff, Next};
 use crate::decide::select::Tried;
 use crate::error::{Error, Result};
-use crate::wire::http1_write::{ClientResponse, EngineRequest, RequestId, write_request};
+use crate::wire::http1_write::ClientResponse;
 use crate::wire::orca::LoadReport;
-use crate::wire::request_head::RequestHead;
 use crate::wire::response_head::ResponseHead;
-
-/// Bodies up to this size leave in the same write as their head.
-const BESIDE_HEAD: usize = 16 * 1024;
 
 /// Where a request stands in its attempts.
 struct Course<'a> {
@@ -39,6 +35,8 @@ struct Course<'a> {
     tried: Tried,
     /// Another attempt may be remembered, so another attempt may be made.
     has_room: bool,
+    /// An engine that refused a stream was asked once more.
+    asked_again: Cell<bool>,
 }
 
 /// What went past while an answer was relayed.
@@ -62,6 +60,7 @@ impl Story<'_> {
             body,
             tried: Tried::default(),
             has_room: true,
+            asked_again: Cell::new(false),
         };
         let mut choice = target::choose(self.shard, target, &course.tried)?;
         self.count_admitted(&choice, target);
@@ -69,11 +68,16 @@ impl Story<'_> {
             course.has_room = course.tried.push(choice.engine.slot);
             let mut attempt = Attempt::start(self.shard, &choice.engine, choice.pair);
             attempt.only_fresh = body.flow().is_some();
-            let (head, bytes, id) = (self.head, self.bytes, self.id);
             let secrets = Arc::clone(self.shard.secrets.borrow().current());
-            let bearer = secrets.bearer(choice.engine.credential);
-            let outgoing = || outgoing(head, bytes, (&id, bearer), &choice.engine, body);
-            let (end, connection) = match attempt.open(self.client, outgoing).await {
+            let sending = Sending {
+                head: self.head,
+                bytes: self.bytes,
+                id: &self.id,
+                bearer: secrets.bearer(choice.engine.credential),
+                body,
+                features: self.features,
+            };
+            let (end, connection) = match attempt.open(self.client, &sending).await {
                 Err(NotOpened::Failed(end, connection)) => (end, connection),
                 Err(NotOpened::Full) => {
                     // Refused here, so it costs no token: the engine has not been asked.
@@ -81,13 +85,14 @@ impl Story<'_> {
                     continue;
                 }
                 Err(NotOpened::LetGo) => return Err(Error::EngineReset),
+                Err(NotOpened::Unfit(error)) => return Err(Error::Head(error)),
                 Err(NotOpened::Interrupted(interrupt)) => {
                     attempt.set_outcome(outcome_of_interrupt(interrupt));
                     return Err(self.interrupted(interrupt));
                 }
                 Ok(opened) => {
                     let end = AttemptEnd::Status(opened.answer.head.status);
-                    let connection = connection_of(opened.conn.reused);
+                    let connection = connection_of(opened.source.is_reused());
                     if opened.answer.head.status >= 400
                         && let Some(next) = self.next(end, connection, &course)
                     {
@@ -134,7 +139,15 @@ impl Story<'_> {
         if now_ns >= self.client.total_due_ns {
             return None;
         }
-        let choice = target::choose(self.shard, course.target, &course.tried).ok()?;
+        let choice = match target::choose(self.shard, course.target, &course.tried) {
+            Ok(choice) => choice,
+            // Nobody else is there. It did not begin on the request, and on another of its
+            // connections it may: once, so that a refusal cannot go round.
+            Err(_) if end == AttemptEnd::StreamRefused && !course.asked_again.replace(true) => {
+                target::choose(self.shard, course.target, &Tried::default()).ok()?
+            }
+            Err(_) => return None,
+        };
         if !self.shard.retries.borrow_mut().take(now_ns) {
             return None;
         }
@@ -149,7 +162,9 @@ impl Story<'_> {
         opened: Opened,
         body: &Body,
     ) -> Result<std::result::Result<Delivered, AttemptEnd>> {
-        let Opened { conn, answer } = opened;
+        let Opened {
+            mut source, answer, ..
+        } = opened;
         // An answer that came first is delivered; what is still to come of the body is not sent.
         self.client.flow = None;
         let (status, keep_alive_s) = (answer.head.status, answer.head.keep_alive_timeout_s);
@@ -171,7 +186,6 @@ impl Story<'_> {
         let mut meter = Meter::new(&answer.head, is_json, sent_ns);
         let mut stream = Stream {
             client: self.client,
-            engine: &conn,
             meter: &mut meter,
             on_gap_us: &|us| attempt.measure(|cell| cell.tbot_us(us)),
             on_first_token: &|ttft_us| {
@@ -186,7 +200,7 @@ impl Story<'_> {
             ends_by_close: false,
         };
         let (ending, input, out) = stream
-            .run(answer, &response, self.shard.buffers.take())
+            .run(&mut source, answer, &response, self.shard.buffers.take())
             .await;
         let passed = Passed {
             status,
@@ -200,14 +214,14 @@ impl Story<'_> {
         if is_success {
             count_tokens(shard, attempt, &meter);
         }
-        self.conclude(attempt, conn, ending, &passed, &meter)
+        self.conclude(attempt, source, ending, &passed, &meter)
     }
 
     /// What an answer's ending means for the attempt, the engine's connection and the client's.
     fn conclude(
         &self,
         attempt: &mut Attempt,
-        conn: EngineConn,
+        source: Source,
         ending: Ending,
         passed: &Passed,
         meter: &Meter,
@@ -216,9 +230,13 @@ impl Story<'_> {
         let after = match ending {
             Ending::Whole { reusable } => {
                 attempt.set_outcome(outcome_of_whole(status, meter));
-                if reusable {
-                    let now_ns = monotonic_ns();
-                    self.shard.pools.put(conn, passed.keep_alive_s, now_ns);
+                match source {
+                    Source::Socket(conn) if reusable => {
+                        let now_ns = monotonic_ns();
+                        self.shard.pools.put(conn, passed.keep_alive_s, now_ns);
+                    }
+                    Source::Socket(_) => {}
+                    Source::Stream(reply) => reply.finish(),
                 }
                 if passed.keeps {
                     After::Keep
@@ -234,7 +252,7 @@ impl Story<'_> {
                 After::Break
             }
             Ending::Interrupted(Interrupt::Stop) => {
-                conn.socket.shutdown();
+                source.abandon();
                 if !passed.seen {
                     return Err(Error::Draining);
                 }
@@ -243,7 +261,7 @@ impl Story<'_> {
             }
             // The client's error, of which it can be told nothing any more.
             Ending::Interrupted(Interrupt::BadBody) => {
-                conn.socket.shutdown();
+                source.abandon();
                 attempt.set_outcome(Outcome::ClientCancel);
                 if !passed.seen {
                     return Err(self.interrupted(Interrupt::BadBody));
@@ -253,13 +271,13 @@ impl Story<'_> {
             }
             // It has all that there was to have, and cancelled nothing.
             Ending::Interrupted(Interrupt::Gone) if meter.said_done() => {
-                conn.socket.shutdown();
+                source.abandon();
                 attempt.set_outcome(outcome_of_whole(status, meter));
                 After::Break
             }
             // The whole request's time ended in the middle of a write: the client did not leave.
             Ending::Interrupted(Interrupt::Due) if self.client.total_is_over() => {
-                conn.socket.shutdown();
+                source.abandon();
                 self.show_broken(passed.ends_by_close);
                 attempt.set_outcome(Outcome::Ours);
                 After::Break
@@ -267,7 +285,7 @@ impl Story<'_> {
             // A client that takes nothing until the deadline is as good as gone. Should it read on
             // all the same, it must not find a clean end behind what the kernel still has for it.
             Ending::Interrupted(Interrupt::Gone | Interrupt::Due) => {
-                conn.socket.shutdown();
+                source.abandon();
                 self.show_broken(passed.ends_by_close);
                 attempt.set_outcome(Outcome::ClientCancel);
                 return Err(Error::ClientGone);
@@ -372,39 +390,6 @@ fn count_tokens(shard: &Shard, attempt: &Attempt, meter: &Meter) {
             tokens.estimated,
         );
     }
-}
-
-/// The request as it goes to `engine`; none when its body was let go.
-fn outgoing<'a>(
-    head: &RequestHead,
-    bytes: &[u8],
-    (id, bearer): (&RequestId, Option<&[u8]>),
-    engine: &EngineView,
-    body: &'a Body,
-) -> Option<Outgoing<'a>> {
-    if !body.is_whole() {
-        return None;
-    }
-    let mut out = Vec::with_capacity(head.len + 256 + body.len().min(BESIDE_HEAD));
-    let request = EngineRequest {
-        authority: &engine.authority,
-        framing: body.framing(),
-        bearer,
-        request_id: id,
-    };
-    write_request(&mut out, head, bytes, &request);
-    if body.flow().is_some() || body.len() > BESIDE_HEAD {
-        return Some(Outgoing {
-            head: out,
-            body: Some(body),
-        });
-    }
-    let pieces = (0..).map_while(|index| body.piece(index));
-    pieces.for_each(|piece| out.extend_from_slice(&piece));
-    Some(Outgoing {
-        head: out,
-        body: None,
-    })
 }
 
 fn connection_of(reused: bool) -> Connection {

@@ -38,7 +38,7 @@ pub(crate) struct Pools {
 }
 
 /// Keeps the gauge of open connections true.
-struct Open {
+pub(crate) struct Open {
     metrics: Arc<ShardMetrics>,
     slot: EngineSlot,
 }
@@ -69,12 +69,6 @@ impl Pools {
             }
         }
         None
-    }
-
-    /// Whether this shard may open one more connection to the engine.
-    pub(crate) fn may_open(&self, engine: &EngineView) -> bool {
-        let open = self.metrics.engine(engine.slot).connections.value();
-        usize::try_from(open).is_ok_and(|open| open < engine.max_connections)
     }
 
     /// A connection just made.
@@ -126,6 +120,12 @@ impl Pools {
     }
 }
 
+/// Whether a shard may open one more connection to the engine.
+pub(crate) fn may_open(metrics: &ShardMetrics, engine: &EngineView) -> bool {
+    let open = metrics.engine(engine.slot).connections.value();
+    usize::try_from(open).is_ok_and(|open| open < engine.max_connections)
+}
+
 impl EngineConn {
     fn is_fit(&self, engine: &Rc<EngineView>, now_ns: u64) -> bool {
         Rc::ptr_eq(&self.engine, engine)
@@ -135,7 +135,8 @@ impl EngineConn {
 }
 
 impl Open {
-    fn new(metrics: &Arc<ShardMetrics>, slot: EngineSlot) -> Self {
+    /// Counts one more.
+    pub(crate) fn new(metrics: &Arc<ShardMetrics>, slot: EngineSlot) -> Self {
         metrics.engine(slot).connections.increment();
         Self {
             metrics: Arc::clone(metrics),

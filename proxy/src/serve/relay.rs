@@ -118,9 +118,16 @@ impl BodyRelay {
 
     /// The engine closed in good order: true, with the last bytes for the client in `out`, where
     /// that is how this body ends; false where it means that the rest is missing.
-    pub(crate) fn close(&mut self, out: &mut Vec<u8>) -> bool {
+    /// `trailers` are lines that go into a chunked body's end.
+    pub(crate) fn close(&mut self, out: &mut Vec<u8>, trailers: &[u8]) -> bool {
         match self.relay {
-            Relay::WrapInChunks => out.extend_from_slice(LAST_CHUNK),
+            Relay::WrapInChunks if trailers.is_empty() => out.extend_from_slice(LAST_CHUNK),
+            Relay::WrapInChunks => {
+                let (size, end) = LAST_CHUNK.split_at(LAST_CHUNK.len() - 2);
+                out.extend_from_slice(size);
+                out.extend_from_slice(trailers);
+                out.extend_from_slice(end);
+            }
             Relay::UntilClose => {}
             Relay::Nothing | Relay::Sized(_) | Relay::Chunked | Relay::Unwrap => return self.ended,
         }
@@ -148,7 +155,7 @@ mod tests {
             spare += piece.len() - taken.consumed;
         }
         let whole = if closes {
-            body.close(&mut sent)
+            body.close(&mut sent, b"")
         } else {
             body.ended()
         };
@@ -178,6 +185,9 @@ mod tests {
         let (sent, _, whole, _) = relayed(Relay::WrapInChunks, &[b"hello"], true);
         assert_eq!(sent, b"5\r\nhello\r\n0\r\n\r\n");
         assert!(whole);
+        let (mut body, mut sent) = (BodyRelay::new(Relay::WrapInChunks), Vec::new());
+        assert!(body.close(&mut sent, b"x-sum: 1\r\n"));
+        assert_eq!(sent, b"0\r\nx-sum: 1\r\n\r\n");
         assert!(!relayed(Relay::Chunked, &[b"5\r\nhello\r\n"], true).2);
         assert!(!relayed(Relay::Sized(6), &[b"hello"], true).2);
         let (sent, _, whole, _) = relayed(Relay::Unwrap, &[b"5\r\nhello\r\n0\r\n\r\n"], true);

@@ -10,7 +10,7 @@
 
 use std::rc::Rc;
 
-use pointsman_shm::policy::Endpoints;
+use pointsman_shm::policy::{Endpoints, Features};
 use pointsman_shm::signals::ClassCell;
 use rand::Rng as _;
 
@@ -43,6 +43,8 @@ pub(crate) struct Story<'a> {
     /// The body, where it goes on while it arrives.
     pub(super) flow: Option<Rc<Flow>>,
     pub(super) target: Option<Target>,
+    /// What its body asks for.
+    pub(super) features: Features,
     /// It was admitted, so it is not counted as shed whatever happens to it.
     pub(super) admitted: bool,
 }
@@ -93,6 +95,7 @@ pub(crate) async fn run(
         upload: Upload::new(head.framing),
         flow: None,
         target: None,
+        features: Features::default(),
         admitted: false,
         client,
     };
@@ -166,6 +169,7 @@ impl Story<'_> {
         let scan = Scan::of(endpoint, self.head, self.bytes)?;
         let read = self.upload.read(self.shard, self.client, scan, expects);
         let (body, facts) = read.await?;
+        self.features = facts.features;
         let asked = Asked {
             head: self.head,
             bytes: self.bytes,

@@ -16,6 +16,7 @@ use super::alarm::Alarms;
 use super::body::Budget;
 use super::buffers::Buffers;
 use super::engines::Engines;
+use super::h2::{EnginePools2, Rules};
 use super::listener;
 use super::pool::Pools;
 use super::stream::Patience;
@@ -62,6 +63,8 @@ pub(crate) struct Shard {
     pub(crate) handshakes: Cell<usize>,
     /// Idle engine connections.
     pub(crate) pools: Pools,
+    /// HTTP/2 connections to engines.
+    pub(crate) pools2: EnginePools2,
     /// Deadlines.
     pub(crate) alarms: Rc<Alarms>,
     /// Memory for request bodies.
@@ -149,6 +152,7 @@ impl Shard {
             retries: RefCell::new(RetryBudget::new(budget, now_ns)),
             rules: RetryRules::default(),
             pools: Pools::new(limits.engine_idle, Arc::clone(&context.metrics)),
+            pools2: EnginePools2::new(Rules::of(&config), Arc::clone(&context.metrics)),
             metrics: context.metrics,
             alarms: Rc::default(),
             budget: Budget::new(config.shard_buffer_bytes()),
@@ -209,8 +213,10 @@ impl Shard {
         self.policy.borrow().store_running();
         let version = self.policy.borrow().version();
         self.signals.borrow_mut().tick(boottime_ns(), version);
-        self.pools
-            .sweep(now_ns, self.turn.get().is_multiple_of(TURNS_BETWEEN_LOOKS));
+        let is_second = self.turn.get().is_multiple_of(TURNS_BETWEEN_LOOKS);
+        self.pools.sweep(now_ns, is_second);
+        self.pools2.look(now_ns, is_second);
+        self.metrics.slow_resets.add(self.budget.take_given_up());
         self.turn.set(self.turn.get().wrapping_add(1));
         self.alarms.sweep(now_ns);
         let phase = self.shutdown.phase_at(now_ns);
@@ -218,6 +224,7 @@ impl Shard {
         if phase >= Phase::Draining {
             self.alarms.dismiss_idle();
             self.pools.clear();
+            self.pools2.retire_idle();
         }
         if phase == Phase::Forced {
             self.alarms.stop();

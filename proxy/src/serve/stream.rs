@@ -7,10 +7,10 @@
 
 use super::body::Body;
 use super::client::{Client, Interrupt};
-use super::exchange::{Answer, read_more};
+use super::exchange::Answer;
 use super::meter::Meter;
-use super::pool::EngineConn;
 use super::relay::BodyRelay;
+use super::source::{Read, Source};
 use crate::clock::monotonic_ns;
 use crate::decide::retry::AttemptEnd;
 use crate::wire::http1_write::{ClientResponse, write_response};
@@ -46,8 +46,6 @@ pub(crate) enum Ending {
 pub(crate) struct Stream<'a> {
     /// Who gets it.
     pub(crate) client: &'a mut Client,
-    /// Where it comes from.
-    pub(crate) engine: &'a EngineConn,
     /// What is measured.
     pub(crate) meter: &'a mut Meter,
     /// Gets each gap between two tokens, microseconds.
@@ -66,21 +64,18 @@ pub(crate) struct Stream<'a> {
     pub(crate) ends_by_close: bool,
 }
 
-enum Read {
-    /// Bytes, behind what the buffer held.
-    More,
-    /// The engine closed in good order.
-    Closed,
-    /// The connection broke.
-    Broken,
+/// What waiting for an engine came to.
+enum Waited {
+    Read(Read),
     /// Nothing came before the deadline.
     Late,
 }
 
 impl Stream<'_> {
-    /// Relays `answer` to its end. Gives the read buffer back.
+    /// Relays `answer`, whose body comes from `source`, to its end. Gives the read buffer back.
     pub(crate) async fn run(
         &mut self,
+        source: &mut Source,
         answer: Answer,
         response: &ClientResponse<'_>,
         mut out: Vec<u8>,
@@ -94,16 +89,22 @@ impl Stream<'_> {
         let engine_keeps = answer.head.keep_alive && answer.sent_ns.is_some();
         let begun_ns = answer.sent_ns.unwrap_or_else(monotonic_ns);
         let ending = self
-            .relay(&mut body, &mut input, &mut out, engine_keeps, begun_ns)
+            .relay(
+                source,
+                &mut body,
+                (&mut input, &mut out),
+                engine_keeps,
+                begun_ns,
+            )
             .await;
         (ending.unwrap_or_else(Ending::Interrupted), input, out)
     }
 
     async fn relay(
         &mut self,
+        source: &mut Source,
         body: &mut BodyRelay,
-        input: &mut Vec<u8>,
-        out: &mut Vec<u8>,
+        (input, out): (&mut Vec<u8>, &mut Vec<u8>),
         engine_keeps: bool,
         begun_ns: u64,
     ) -> Result<Ending, Interrupt> {
@@ -124,30 +125,36 @@ impl Stream<'_> {
                 input.clear();
             }
             if self.seen || has_body || body.ended() {
-                self.write(input, out).await?;
+                self.write(source, input, out).await?;
             }
             if body.ended() {
                 return Ok(Ending::Whole {
                     reusable: engine_keeps && spare == 0,
                 });
             }
-            match self.read(input, out, begun_ns).await? {
-                Read::More => {}
-                Read::Closed if body.close(out) => {
-                    self.write(input, out).await?;
+            match self.read(source, input, out, begun_ns).await? {
+                Waited::Read(Read::More) => {}
+                Waited::Read(Read::Closed) if body.close(out, source.trailers()) => {
+                    self.write(source, input, out).await?;
                     return Ok(Ending::Whole { reusable: false });
                 }
-                Read::Closed | Read::Broken => return Ok(self.failed(AttemptEnd::MidBody)),
-                Read::Late if self.client.total_is_over() => {
+                Waited::Read(Read::Closed) => return Ok(self.failed(AttemptEnd::MidBody)),
+                Waited::Read(Read::Broken(end)) => return Ok(self.failed(end)),
+                Waited::Late if self.client.total_is_over() => {
                     return Ok(self.failed(AttemptEnd::Ours));
                 }
-                Read::Late => return Ok(self.failed(AttemptEnd::Stall)),
+                Waited::Late => return Ok(self.failed(AttemptEnd::Stall)),
             }
         }
     }
 
     /// Writes what is in `out`, then `input`: in one write as long as `out` holds the head.
-    async fn write(&mut self, input: &mut Vec<u8>, out: &mut Vec<u8>) -> Result<(), Interrupt> {
+    async fn write(
+        &mut self,
+        source: &mut Source,
+        input: &mut Vec<u8>,
+        out: &mut Vec<u8>,
+    ) -> Result<(), Interrupt> {
         if !out.is_empty() {
             out.append(input);
             std::mem::swap(input, out);
@@ -155,7 +162,10 @@ impl Stream<'_> {
         if !input.is_empty() {
             self.cut_off();
             self.client.set_deadline(now_after(self.patience.idle_ns));
-            *input = self.client.write(std::mem::take(input)).await?;
+            let write = self.client.write(std::mem::take(input));
+            // A client that holds too much is as one that takes nothing.
+            let written = source.gather_during(write).await;
+            *input = written.unwrap_or(Err(Interrupt::Due))?;
             input.clear();
         }
         if !self.has_token
@@ -171,12 +181,12 @@ impl Stream<'_> {
     /// is let go meanwhile.
     async fn read(
         &mut self,
+        source: &mut Source,
         input: &mut Vec<u8>,
         out: &mut Vec<u8>,
         begun_ns: u64,
-    ) -> Result<Read, Interrupt> {
-        debug_assert!(input.is_empty(), "the last piece was written");
-        let mut reading = std::pin::pin!(read_more(&self.engine.socket, std::mem::take(input)));
+    ) -> Result<Waited, Interrupt> {
+        let mut reading = std::pin::pin!(source.read(std::mem::take(input)));
         loop {
             let now_ns = monotonic_ns();
             let silence_due_ns = match self.meter.has_begun() {
@@ -189,13 +199,9 @@ impl Stream<'_> {
             };
             self.client.set_deadline(silence_due_ns.min(hold_due_ns));
             match self.client.during(reading.as_mut()).await {
-                Ok((result, bytes)) => {
+                Ok((read, bytes)) => {
                     *input = bytes;
-                    return Ok(match result {
-                        Ok(0) => Read::Closed,
-                        Ok(_) => Read::More,
-                        Err(_) => Read::Broken,
-                    });
+                    return Ok(Waited::Read(read));
                 }
                 Err(Interrupt::Due)
                     if hold_due_ns < silence_due_ns && !self.client.total_is_over() =>
@@ -206,7 +212,7 @@ impl Stream<'_> {
                     *out = self.client.write(std::mem::take(out)).await?;
                     out.clear();
                 }
-                Err(Interrupt::Due) => return Ok(Read::Late),
+                Err(Interrupt::Due) => return Ok(Waited::Late),
                 Err(interrupt) => return Err(interrupt),
             }
         }
@@ -223,7 +229,7 @@ impl Stream<'_> {
     fn failed(&self, end: AttemptEnd) -> Ending {
         match (self.seen, end) {
             (true, end) => Ending::Cut(end),
-            (false, AttemptEnd::Ours) => Ending::Unseen(AttemptEnd::Ours),
+            (false, AttemptEnd::Ours | AttemptEnd::StreamRefused) => Ending::Unseen(end),
             (false, AttemptEnd::Stall) => Ending::Unseen(AttemptEnd::FirstByteTimeout),
             (false, _) => Ending::Unseen(AttemptEnd::ResetBeforeBody),
         }

@@ -27,10 +27,10 @@ pub struct EngineRequest2<'a> {
     pub authority: &'a Authority,
     /// `:scheme`.
     pub scheme: &'a Scheme,
-    /// Length of the body.
-    pub length: u64,
-    /// Value of `Authorization` where the engine's credential replaces the client's.
-    pub authorization: Option<&'a [u8]>,
+    /// Length of the body, where it is known.
+    pub length: Option<u64>,
+    /// Bearer token of the engine's credential; replaces the client's `Authorization`.
+    pub bearer: Option<&'a [u8]>,
     /// The one `x-request-id`.
     pub request_id: &'a RequestId,
 }
@@ -115,7 +115,7 @@ pub fn engine_request(
     for field in &head.fields {
         match field.meaning {
             Meaning::EndToEnd | Meaning::LoadReport => append(headers, buffer, field)?,
-            Meaning::Authorization if engine.authorization.is_none() => {
+            Meaning::Authorization if engine.bearer.is_none() => {
                 append(headers, buffer, field)?;
             }
             Meaning::Authorization
@@ -129,13 +129,16 @@ pub fn engine_request(
             | Meaning::Expect => {}
         }
     }
-    if let Some(value) = engine.authorization {
-        let mut value = HeaderValue::from_bytes(value).map_err(|_| HeadError::Header)?;
+    if let Some(token) = engine.bearer {
+        let value = [b"Bearer ", token].concat();
+        let mut value = HeaderValue::from_bytes(&value).map_err(|_| HeadError::Header)?;
         value.set_sensitive(true);
         headers.append(http::header::AUTHORIZATION, value);
     }
     headers.append(REQUEST_ID, id_value(engine.request_id)?);
-    headers.append(CONTENT_LENGTH, HeaderValue::from(engine.length));
+    if let Some(length) = engine.length {
+        headers.append(CONTENT_LENGTH, HeaderValue::from(length));
+    }
     Ok(request)
 }
 
@@ -284,8 +287,8 @@ mod tests {
         let engine = EngineRequest2 {
             authority: &Authority::from_static("e:1"),
             scheme: &Scheme::HTTP,
-            length: 7,
-            authorization: Some(b"Bearer secret"),
+            length: Some(7),
+            bearer: Some(b"secret"),
             request_id: &id,
         };
         let request = engine_request(&head, text, &engine).unwrap();

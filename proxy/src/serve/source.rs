@@ -1,0 +1,105 @@
+//! Where an answer's body comes from: a socket of its own, or a stream among many.
+
+use super::exchange::read_more;
+use std::task::Poll;
+
+use super::h2::{Gathered, Reply};
+use super::pool::EngineConn;
+use crate::decide::retry::AttemptEnd;
+
+/// The engine's side of one answer.
+pub(crate) enum Source {
+    /// An HTTP/1.1 connection.
+    Socket(EngineConn),
+    /// A stream of an HTTP/2 connection.
+    Stream(Box<Reply>),
+}
+
+/// What reading an answer came to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Read {
+    /// Bytes, in the buffer.
+    More,
+    /// The engine closed in good order.
+    Closed,
+    /// The answer broke off.
+    Broken(AttemptEnd),
+}
+
+impl Source {
+    /// Reads the engine's next bytes into the empty `buffer`; the client has all that was read
+    /// before.
+    pub(crate) async fn read(&mut self, mut buffer: Vec<u8>) -> (Read, Vec<u8>) {
+        debug_assert!(buffer.is_empty(), "the last piece was written");
+        match self {
+            Self::Socket(conn) => {
+                let (result, buffer) = read_more(&conn.socket, buffer).await;
+                let read = match result {
+                    Ok(0) => Read::Closed,
+                    Ok(_) => Read::More,
+                    Err(_) => Read::Broken(AttemptEnd::MidBody),
+                };
+                (read, buffer)
+            }
+            Self::Stream(reply) => {
+                reply.give_back();
+                let read = match reply.wait().await {
+                    Gathered::More => {
+                        reply.take(&mut buffer);
+                        Read::More
+                    }
+                    Gathered::Whole => Read::Closed,
+                    Gathered::Failed(end) => Read::Broken(end),
+                };
+                (read, buffer)
+            }
+        }
+    }
+
+    /// Does `work`, which gives bytes to the client, and takes meanwhile what comes: bytes left with
+    /// a connection of many streams cost it more than they do here. None when the work was given up
+    /// because this stream holds most of what all slow clients may.
+    pub(crate) async fn gather_during<T>(&mut self, work: impl Future<Output = T>) -> Option<T> {
+        let Self::Stream(reply) = self else {
+            return Some(work.await);
+        };
+        let mut work = std::pin::pin!(work);
+        std::future::poll_fn(|context| {
+            if let Poll::Ready(done) = work.as_mut().poll(context) {
+                return Poll::Ready(Some(done));
+            }
+            // Whatever comes is acted on after the work.
+            let _ = reply.poll_gather(context);
+            match reply.is_given_up() {
+                true => Poll::Ready(None),
+                false => Poll::Pending,
+            }
+        })
+        .await
+    }
+
+    /// Trailers as lines; known at the end.
+    pub(crate) fn trailers(&self) -> &[u8] {
+        match self {
+            Self::Socket(_) => &[],
+            Self::Stream(reply) => reply.trailers(),
+        }
+    }
+
+    /// Whether it carried a request before this one.
+    pub(crate) fn is_reused(&self) -> bool {
+        match self {
+            Self::Socket(conn) => conn.reused,
+            Self::Stream(reply) => reply.is_reused(),
+        }
+    }
+
+    /// Ends it at once: the engine is to stop working on the answer.
+    pub(crate) fn abandon(self) {
+        match self {
+            Self::Socket(conn) => conn.socket.shutdown(),
+            // Dropped, it resets its stream.
+            Self::Stream(reply) => drop(reply),
+        }
+    }
+}
