@@ -16,7 +16,7 @@ pub use gates::{Gate, Held};
 pub use inputs::{DemandSample, EngineSample, Health, Inputs};
 pub use orders::Orders;
 pub use state::{Counters, TickState};
-pub use witness::{Answers, Arrivals, Witness};
+pub use witness::{Answers, Arrivals, RoundTrips, Service, Witness};
 
 use pointsman_shm::policy::{Mode, Policy};
 

@@ -13,7 +13,7 @@ use pointsman_shm::signals::{self, EngineCounters, PairCounters, SignalsReader, 
 use pointsman_shm::{Error, boottime_ns};
 
 use crate::metrics::{self, Metrics};
-use crate::tick::Answers;
+use crate::tick::{Answers, RoundTrips, Service};
 
 /// Most pages read of one frontend; more processes than any host runs.
 const MAX_PAGES: usize = 1_024;
@@ -39,6 +39,10 @@ pub struct Delta {
     pub in_flight: BTreeMap<(EngineSlot, Generation), u64>,
     /// How engines answered.
     pub answers: BTreeMap<(EngineSlot, Generation), Answers>,
+    /// How engines served; the time that it covers is `length_s`.
+    pub served: BTreeMap<(PairNumber, Generation), Service>,
+    /// Round trips that were measured to engines.
+    pub trips: BTreeMap<(EngineSlot, Generation), RoundTrips>,
     /// Attempts started and requests shed.
     pub handled: u64,
     /// A page that stood before could not be read, or its counters fell: its part is missing here.
@@ -236,6 +240,11 @@ fn add(delta: &mut Delta, now: &Snapshot, earlier: Option<&Snapshot>) {
         let answers = outcomes(&since);
         sum.succeeded = sum.succeeded.saturating_add(answers.succeeded);
         sum.failed = sum.failed.saturating_add(answers.failed);
+        if since.rtt.count > 0 {
+            let trips = delta.trips.entry((*slot, counters.generation)).or_default();
+            trips.count = trips.count.saturating_add(since.rtt.count);
+            trips.sum_us = trips.sum_us.saturating_add(since.rtt.sum_us);
+        }
     }
     for (number, counters) in &now.pairs {
         let before = earlier.and_then(|earlier| at(&earlier.pairs, *number));
@@ -245,6 +254,10 @@ fn add(delta: &mut Delta, now: &Snapshot, earlier: Option<&Snapshot>) {
             .entry((*number, counters.generation))
             .or_default()
             .add(since.into());
+        if since.attempts > 0 || since.ttft_count > 0 || since.answers > 0 {
+            let service = delta.served.entry((*number, counters.generation));
+            service.or_default().add(&since);
+        }
     }
 }
 
@@ -313,6 +326,22 @@ impl Tokens {
         self.prompt = self.prompt.saturating_add(other.prompt);
         self.cached = self.cached.saturating_add(other.cached);
         self.output = self.output.saturating_add(other.output);
+    }
+}
+
+impl Service {
+    fn add(&mut self, since: &PairCounters) {
+        let add = |sum: &mut u64, more: u64| *sum = sum.saturating_add(more);
+        add(&mut self.attempts, since.attempts);
+        add(&mut self.answers.0, since.answers);
+        add(&mut self.answers.1, since.estimated);
+        add(&mut self.prompt_tokens.0, since.prompt_tokens);
+        add(&mut self.prompt_tokens.1, since.cached_tokens);
+        add(&mut self.output_tokens, since.output_tokens);
+        add(&mut self.first_tokens.0, since.ttft_count);
+        add(&mut self.first_tokens.1, since.ttft_sum_us);
+        add(&mut self.gaps.0, since.tbot_gaps);
+        add(&mut self.gaps.1, since.tbot_sum_us);
     }
 }
 
@@ -441,7 +470,27 @@ mod tests {
         let pair = proxy.shards[1].pair(PAIR.0, GENERATION).unwrap();
         pair.tokens(500, 200, 90, false);
         pair.tokens(0, 0, 110, true);
+        pair.attempt();
+        pair.ttft_us(250_000);
+        pair.tbot_us(900_000, 30);
+        engine.rtt_us(2_500);
+        engine.rtt_us(3_500);
         let delta = pages.look(&metrics);
+        let service = Service {
+            length_s: 0.0,
+            attempts: 1,
+            answers: (2, 1),
+            prompt_tokens: (500, 200),
+            output_tokens: 200,
+            first_tokens: (1, 250_000),
+            gaps: (30, 900_000),
+        };
+        assert_eq!(delta.served.get(&PAIR), Some(&service));
+        let trips = RoundTrips {
+            count: 2,
+            sum_us: 6_000,
+        };
+        assert_eq!(delta.trips.get(&(EngineSlot(2), GENERATION)), Some(&trips));
         assert_eq!(delta.adopted_version, Some(11));
         assert_eq!(delta.in_flight.get(&(EngineSlot(2), GENERATION)), Some(&2));
         let expected = Tokens {

@@ -11,9 +11,9 @@ use crate::collect::demand::Demand;
 use crate::collect::engines::Observation;
 use crate::collect::signals::Delta;
 use crate::model::registry::Registry;
-use crate::model::topology::{DemandSource, EngineId, Topology};
+use crate::model::topology::{DemandSource, EngineId, FrontendId, Topology};
 use crate::model::units::{NonNegative, Share};
-use crate::tick::{Arrivals, EngineSample, Health, Inputs, Witness};
+use crate::tick::{Arrivals, EngineSample, Health, Inputs, Service, Witness};
 
 /// An observation older than this, or than five scrape periods, is no observation.
 const FRESH: Duration = Duration::from_secs(10);
@@ -74,6 +74,9 @@ fn witness(topology: &Topology, registry: &Registry, deltas: &[Delta]) -> Witnes
             blind: delta.blind,
         };
         witness.arrivals.insert(frontend, arrivals);
+        if delta.measured && delta.length_s > 0.0 {
+            served(topology, registry, (frontend, delta), &mut witness);
+        }
     }
     for (id, engine) in topology.engine_ids().zip(&topology.engines) {
         let Some(slot) = registry.engine(&engine.name) else {
@@ -86,6 +89,34 @@ fn witness(topology: &Topology, registry: &Registry, deltas: &[Delta]) -> Witnes
         }
     }
     witness
+}
+
+/// How engines served one frontend, and how far they are.
+fn served(
+    topology: &Topology,
+    registry: &Registry,
+    (frontend, delta): (FrontendId, &Delta),
+    witness: &mut Witness,
+) {
+    for (id, class) in topology.class_ids().zip(&topology.classes) {
+        for pair in &class.eligible {
+            let engine = &topology.engines[pair.engine.0].name;
+            let number = registry.pair(&class.name, engine);
+            if let Some(service) = number.and_then(|number| delta.served.get(&number)) {
+                let service = Service {
+                    length_s: delta.length_s,
+                    ..*service
+                };
+                witness.served.insert((frontend, id, pair.engine), service);
+            }
+        }
+    }
+    for (id, engine) in topology.engine_ids().zip(&topology.engines) {
+        let slot = registry.engine(&engine.name);
+        if let Some(trips) = slot.and_then(|slot| delta.trips.get(&slot)) {
+            witness.trips.insert((frontend, id), *trips);
+        }
+    }
 }
 
 /// The two clocks of a pass.

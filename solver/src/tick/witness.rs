@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use crate::model::topology::{EngineId, FrontendId};
+use crate::model::topology::{ClassId, EngineId, FrontendId};
 
 /// What proxies saw since the last pass.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -16,6 +16,40 @@ pub struct Witness {
     pub engines: BTreeMap<EngineId, Answers>,
     /// What became of arrivals; a frontend without an entry has no page.
     pub arrivals: BTreeMap<FrontendId, Arrivals>,
+    /// How engines served each class of each frontend; one without an entry served nothing. Kept
+    /// for fits; no gate reads it.
+    pub served: BTreeMap<(FrontendId, ClassId, EngineId), Service>,
+    /// Round trips that were measured between frontends and engines.
+    pub trips: BTreeMap<(FrontendId, EngineId), RoundTrips>,
+}
+
+/// How an engine served one class of one frontend: counts, and sums as the frontend saw them, the
+/// network's part included.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Service {
+    /// Time that the counts cover, seconds.
+    pub length_s: f64,
+    /// Attempts started.
+    pub attempts: u64,
+    /// Answers whose tokens were counted, and of those, answers with output tokens only.
+    pub answers: (u64, u64),
+    /// Prompt tokens, and of those, cached ones.
+    pub prompt_tokens: (u64, u64),
+    /// Output tokens.
+    pub output_tokens: u64,
+    /// First tokens, and the sum of their times, microseconds.
+    pub first_tokens: (u64, u64),
+    /// Gaps between tokens, and their sum, microseconds.
+    pub gaps: (u64, u64),
+}
+
+/// Round trips between a frontend and an engine.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RoundTrips {
+    /// How many.
+    pub count: u64,
+    /// Their sum, microseconds.
+    pub sum_us: u64,
 }
 
 /// How one engine answered.
