@@ -2,6 +2,7 @@
 
 mod compare;
 mod explain;
+pub mod fit;
 pub mod history;
 mod report;
 mod what_if;
@@ -45,6 +46,8 @@ pub enum Command {
     Plan(PlanArgs),
     /// Tell why every weight is what it is: what one more request costs at each engine.
     Explain(explain::ExplainArgs),
+    /// Turn measurements of engines into capacities and latency curves for a topology.
+    Fit(fit::FitArgs),
     /// Show, change or take back what an operator orders of a running solver.
     #[command(flatten)]
     Operate(client::Operate),
@@ -125,6 +128,7 @@ pub fn execute(cli: &Cli, out: &mut dyn Write) -> Result<(), Error> {
         }
         Command::Plan(args) => plan(args, out),
         Command::Explain(args) => explain::run(args, out),
+        Command::Fit(args) => fit::fit(args, out),
         Command::Operate(operate) => client::run(operate, out),
         Command::History(args) => history::history(args, out),
         Command::Show(args) => history::show(args, out),

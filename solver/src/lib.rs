@@ -10,6 +10,7 @@ pub mod cli;
 pub mod collect;
 pub mod compare;
 pub mod error;
+pub mod fit;
 pub mod history;
 pub mod metrics;
 pub mod model;

@@ -134,7 +134,7 @@ fn a_capacity_that_says_too_much_or_nothing() {
     assert_eq!(
         with("capacity = { rps = 10 }\n", ""),
         "t.toml:5: engines \"one\": capacity is missing: give rps, or prefill_tps and decode_tps, \
-         or max_running"
+         or max_running, here or in its profile"
     );
 }
 

@@ -39,6 +39,21 @@ impl Mix {
     }
 }
 
+impl Capacity {
+    /// That of so many servers of one kind, at least one.
+    #[must_use]
+    pub(super) fn times(self, servers: f64) -> Self {
+        let many = |one: Positive| Positive::new(one.value() * servers).unwrap_or(one);
+        Self {
+            rps: many(self.rps),
+            prefill_tps: many(self.prefill_tps),
+            decode_tps: many(self.decode_tps),
+            kv_tokens: self.kv_tokens.map(many),
+            ..self
+        }
+    }
+}
+
 /// Share of the described capacity that ready replicas leave.
 #[must_use]
 pub(crate) fn ready_share(engine: &Engine, ready: Option<u32>) -> f64 {

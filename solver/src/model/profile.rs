@@ -4,10 +4,12 @@
 //! load look like a remedy; that load x latency is convex is made sure of where segments are
 //! built (`model::segments`).
 
+use std::collections::BTreeMap;
+
 use toml::Spanned;
 
 use super::topology::{Point, Profile, ProfileId, TopologyError, locate::Source, raw};
-use super::units::NonNegative;
+use super::units::{NonNegative, Positive, Share};
 
 /// The built-in curve of engines without a profile: 200 ms and 20 ms at idle, rising convexly to
 /// several times that at full load. Not a measurement of anything.
@@ -30,6 +32,19 @@ pub(super) struct Profiles {
     list: Vec<Profile>,
     keys: Vec<(Option<String>, Option<String>, Option<String>)>,
     warnings: Vec<String>,
+    /// By profile of the file: the prompt it is measured at, where it says.
+    prompts: Vec<Option<Prompt>>,
+    /// Profiles made for other prompts: of which one, for how many tokens (by their bits).
+    made: BTreeMap<(usize, u64), ProfileId>,
+}
+
+/// The prompt that a curve's first tokens are of.
+#[derive(Clone, Copy, Debug)]
+struct Prompt {
+    /// Its tokens.
+    tokens: f64,
+    /// Share of a first token's time, beyond one between tokens, that grows with them.
+    share: f64,
 }
 
 impl Profile {
@@ -102,6 +117,25 @@ impl Profiles {
         Ok(ProfileId(self.list.len() - 1))
     }
 
+    /// A profile for prompts of so many tokens: itself, where it does not say what it is for.
+    pub(super) fn at_prompt(&mut self, id: ProfileId, tokens: NonNegative) -> ProfileId {
+        let Some(prompt) = self.prompts.get(id.0).copied().flatten() else {
+            return id;
+        };
+        let key = (id.0, tokens.value().to_bits());
+        if tokens.value() == prompt.tokens {
+            return id;
+        }
+        if let Some(made) = self.made.get(&key) {
+            return *made;
+        }
+        let made = ProfileId(self.list.len());
+        let scaled = scaled(&self.list[id.0], prompt, tokens.value());
+        self.list.push(scaled);
+        self.made.insert(key, made);
+        made
+    }
+
     pub(super) fn profile(&self, id: ProfileId) -> &Profile {
         &self.list[id.0]
     }
@@ -124,6 +158,8 @@ pub(super) fn read(
         list: Vec::new(),
         keys: Vec::new(),
         warnings: Vec::new(),
+        prompts: Vec::new(),
+        made: BTreeMap::new(),
     };
     for entry in raw {
         let given = entry.get_ref();
@@ -148,6 +184,7 @@ pub(super) fn read(
                 format!("profiles {label:?}: given twice for one name, or kind and model");
             return Err(source.refuse(entry.span(), problem));
         }
+        profiles.prompts.push(prompt(source, &label, given)?);
         let points = points(source, &label, &given.points, &mut profiles.warnings)?;
         profiles.list.push(Profile {
             name: label,
@@ -157,6 +194,51 @@ pub(super) fn read(
         profiles.keys.push(key);
     }
     Ok(profiles)
+}
+
+fn prompt(
+    source: &Source<'_>,
+    label: &str,
+    given: &raw::Profile,
+) -> Result<Option<Prompt>, TopologyError> {
+    let key = |suffix: &str| format!("profiles {label:?}: {suffix}");
+    let share: Share = source.number_or(key("prompt_share"), given.prompt_share.as_ref(), 1.0)?;
+    let Some(tokens) = &given.prompt_tokens else {
+        return match &given.prompt_share {
+            Some(value) => {
+                let problem =
+                    key("prompt_share needs prompt_tokens: the prompt that ttft_ms is of");
+                Err(source.refuse(value.span(), problem))
+            }
+            None => Ok(None),
+        };
+    };
+    let tokens: Positive = source.number(key("prompt_tokens"), tokens)?;
+    Ok(Some(Prompt {
+        tokens: tokens.value(),
+        share: share.value(),
+    }))
+}
+
+/// A curve for another prompt: what the first token takes beyond one between tokens grows with it.
+fn scaled(profile: &Profile, prompt: Prompt, tokens: f64) -> Profile {
+    let factor = 1.0 - prompt.share + prompt.share * tokens / prompt.tokens;
+    let waits = profile.points.iter().all(|p| p.ttft_ms >= p.tbot_ms);
+    let mut least_ms: f64 = 0.0;
+    let point = |p: &Point| {
+        let step_ms = if waits { p.tbot_ms } else { 0.0 };
+        // The rest must not fall with load, or a long prompt would make load a remedy.
+        least_ms = least_ms.max(p.ttft_ms - step_ms);
+        Point {
+            ttft_ms: step_ms + least_ms * factor,
+            ..*p
+        }
+    };
+    Profile {
+        name: format!("{} at {tokens} prompt tokens", profile.name),
+        assumed: profile.assumed,
+        points: profile.points.iter().map(point).collect(),
+    }
 }
 
 fn points(
@@ -249,6 +331,48 @@ mod tests {
         assert_eq!(profile.at(0.25), (210.0, 21.5));
         assert_eq!(profile.at(0.5), (220.0, 23.0));
         assert_eq!(profile.at(1.0), (1_500.0, 60.0));
+    }
+
+    #[test]
+    fn a_longer_prompt_lengthens_what_is_not_a_step() {
+        let point = |utilisation, ttft_ms, tbot_ms| Point {
+            utilisation,
+            ttft_ms,
+            tbot_ms,
+        };
+        let curve = |points: &[Point]| Profile {
+            name: "k".to_owned(),
+            assumed: false,
+            points: points.to_vec(),
+        };
+        let prompt = |share| Prompt {
+            tokens: 100.0,
+            share,
+        };
+        let measured = curve(&[point(0.0, 60.0, 10.0), point(1.0, 120.0, 40.0)]);
+        let long = scaled(&measured, prompt(1.0), 400.0);
+        assert_eq!(
+            long.points,
+            [point(0.0, 210.0, 10.0), point(1.0, 360.0, 40.0)]
+        );
+        assert_eq!(long.name, "k at 400 prompt tokens");
+        let half = scaled(&measured, prompt(0.5), 400.0);
+        assert_eq!(
+            half.points,
+            [point(0.0, 135.0, 10.0), point(1.0, 240.0, 40.0)]
+        );
+        let none = scaled(&measured, prompt(1.0), 0.0);
+        assert_eq!(
+            none.points,
+            [point(0.0, 10.0, 10.0), point(1.0, 40.0, 40.0)]
+        );
+        // What would fall with load does not.
+        let falling = curve(&[point(0.0, 100.0, 10.0), point(1.0, 100.0, 60.0)]);
+        let long = scaled(&falling, prompt(1.0), 200.0);
+        assert_eq!(
+            long.points,
+            [point(0.0, 190.0, 10.0), point(1.0, 240.0, 60.0)]
+        );
     }
 
     #[test]

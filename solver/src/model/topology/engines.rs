@@ -90,10 +90,12 @@ fn engine(
         first.map_or("", |route| route.model.get_ref()),
     )?;
     plain_texts(source, name, entry)?;
-    let Some(capacity) = &given.capacity else {
+    let fitted = raw.profiles.get(profile.0);
+    let fitted = fitted.and_then(|p| p.get_ref().capacity.as_ref());
+    let Some(capacity) = given.capacity.as_ref().or(fitted) else {
         let problem = key(
-            "capacity is missing: give rps, or prefill_tps and decode_tps, or \
-                           max_running",
+            "capacity is missing: give rps, or prefill_tps and decode_tps, or max_running, here or \
+             in its profile",
         );
         return Err(source.refuse(entry.span(), problem));
     };
@@ -103,6 +105,12 @@ fn engine(
         ratio: settings.prefill_decode_ratio.value(),
         profile: profiles.profile(profile),
     };
+    let replicas = source.whole_or(key("replicas"), given.replicas.as_ref(), 1..65_536, 1)?;
+    let mut read = capacity::read(source, &stated, capacity)?;
+    if given.capacity.is_none() {
+        // A profile's capacity is that of one server.
+        read = read.times(f64::from(replicas));
+    }
     Ok(Engine {
         name: name.to_owned(),
         region: given.region.clone(),
@@ -123,8 +131,8 @@ fn engine(
             .unwrap_or_else(|| "/health".to_owned()),
         metrics_path: path(source, &key("metrics"), given.metrics.as_ref())?
             .or_else(|| Some("/metrics".to_owned())),
-        replicas: source.whole_or(key("replicas"), given.replicas.as_ref(), 1..65_536, 1)?,
-        capacity: capacity::read(source, &stated, capacity)?,
+        replicas,
+        capacity: read,
         max_share: match &given.max_share {
             Some(value) => Some(source.number(key("max_share"), value)?),
             None => None,

@@ -155,6 +155,9 @@ pub(in crate::model) struct Profile {
     pub(in crate::model) name: Option<Spanned<String>>,
     pub(in crate::model) kind: Option<String>,
     pub(in crate::model) model: Option<String>,
+    pub(in crate::model) prompt_tokens: Number,
+    pub(in crate::model) prompt_share: Number,
+    pub(in crate::model) capacity: Option<Spanned<Capacity>>,
     pub(in crate::model) points: Spanned<Vec<Spanned<Point>>>,
 }
 
