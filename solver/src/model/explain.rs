@@ -73,6 +73,9 @@ pub struct Explanation {
     /// Most that exchanging one request for another would still gain: 0 where the plan is optimal
     /// for the prices shown, a little where it was repaired.
     pub tolerance_ms: f64,
+    /// Shares and loads this near to a border were taken for at it, in parts of a demand or of an
+    /// engine: rounding where the plan is optimal, crumbs that repair left where it is not.
+    pub near: f64,
     /// By frontend, then class.
     pub sources: Vec<SourceWhy>,
     /// Engines on which something is short.
@@ -258,8 +261,12 @@ pub fn explain(
     limits.retain(|limit| wanted.engine.is_none() || limit.of == wanted.engine);
     Ok(Explanation {
         method: ground.solution.method.name().to_owned(),
-        prices: "exchanges of single requests at the plan".to_owned(),
+        prices: match prices.depth {
+            exchange::Depth::Full => "exchanges of single requests at the plan".to_owned(),
+            exchange::Depth::One => "the plan's loads, one exchange deep".to_owned(),
+        },
         tolerance_ms: prices.tolerance_ms,
+        near: prices.near,
         sources,
         limits,
     })

@@ -2,24 +2,30 @@
 //!
 //! The graph of what can still be sent or taken back is walked twice: to the root, where a unit is
 //! served with room to spare or refused, and from it. At an optimum no cycle of that graph gains,
-//! so both walks end; where a plan was repaired, a cycle may gain a little, and the least amount
-//! that every exchange has to be charged to end them is the tolerance of the prices. Work is the
-//! true work of each request on each engine, so that nothing here depends on the method.
+//! so both walks end; where a plan is nearly one, a cycle may gain a little, and the least amount
+//! that every exchange has to be charged to end them is the tolerance of the prices. Where that
+//! would be much, as in a plan that was mended far from its program's optimum, gains of cycles are
+//! no prices: then engines cost what their planned load says, full ones what one exchange does, and
+//! the tolerance is how far requests stand from the cheapest choice at that. Work is the true work
+//! of each request on each engine, so that nothing here depends on the method.
 
 use super::ways::{Source, sources};
 use crate::model::optimise::{Margins, Solution, margins};
 use crate::model::problem::Problem;
 
-/// An engine's load or memory this near to all of it is full.
-const FULL: f64 = 1.0 - 1e-6;
-/// Rounds of one walk; a longest way has no more exchanges.
-const ROUNDS: usize = 200;
+/// What is this near to a border, in parts of an engine or of a source's demand, is at it. The
+/// first is rounding; the second looks past crumbs that a mend leaves.
+const NEAR: [f64; 2] = [1e-6, 1e-3];
+/// The same where prices are one exchange deep.
+const NEAR_SHALLOW: f64 = 1e-2;
+/// Rounds of one walk; hardly any way has more exchanges.
+const ROUNDS: usize = 64;
 /// Changes of a price below this part of the dearest cost are rounding.
 const SAME: f64 = 1e-10;
-/// First tolerance that is tried, as part of the dearest cost; each next is four times as much.
-const FIRST: f64 = 1e-9;
-/// Tolerances tried: the last is beyond any cost.
-const TRIES: u32 = 24;
+/// First tolerance that is tried, as part of the dearest way; each next is four times as much.
+const FIRST: f64 = 1e-6;
+/// Tolerances tried: the last is about a thousandth of the dearest way.
+const TRIES: u32 = 6;
 
 /// What is short at an engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,6 +36,15 @@ pub(super) enum Short {
     Compute,
     /// KV memory.
     Memory,
+}
+
+/// How many exchanges prices follow.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Depth {
+    /// All.
+    Full,
+    /// One.
+    One,
 }
 
 /// Prices of a plan.
@@ -45,8 +60,12 @@ pub(super) struct Prices {
     pub(super) engine_more: Vec<f64>,
     /// By engine: what one unit less pays.
     pub(super) engine_less: Vec<f64>,
+    /// How many exchanges they follow.
+    pub(super) depth: Depth,
     /// Most that an exchange of one request would still gain, milliseconds.
     pub(super) tolerance_ms: f64,
+    /// What is this near to a border was taken for at it.
+    pub(super) near: f64,
 }
 
 /// The two walks over one plan.
@@ -62,54 +81,107 @@ struct Walks<'a> {
 
 /// The prices of a plan.
 pub(super) fn prices(problem: &Problem, solution: &Solution) -> Prices {
-    let margins = margins(problem, solution);
-    let short: Vec<Short> = margins
-        .engines
-        .iter()
-        .map(
-            |e| match (e.next_ms.is_none() && e.load > 0.0, e.kv >= FULL) {
-                (true, _) => Short::Compute,
-                (false, true) => Short::Memory,
-                (false, false) => Short::Nothing,
-            },
-        )
-        .collect();
-    let sources = sources(problem, solution, &margins, &short);
-    let known = sources.iter().flatten();
-    let dearest = known.map(Source::dearest).fold(1e-3, f64::max);
-    let mut tolerance_ms = 0.0;
-    for tried in 0..=TRIES {
-        let walks = Walks {
-            sources: &sources,
-            margins: &margins,
-            short: &short,
-            same: SAME * dearest,
-            charge: tolerance_ms,
-        };
-        let (to, from) = (walks.to_root(), walks.of_root());
-        if tried == TRIES || (to.2 && from.2) {
-            let ((_, engine_more, _), (less, engine_less, _)) = (to, from);
-            return Prices {
-                margins,
-                sources,
-                short,
-                less,
-                engine_more,
-                engine_less,
-                tolerance_ms,
-            };
+    for near in NEAR {
+        let view = View::new(problem, solution, near);
+        let mut tolerance_ms = 0.0;
+        for _ in 0..=TRIES {
+            let walks = view.walks(tolerance_ms);
+            let (to, from) = (walks.to_root(ROUNDS), walks.of_root(ROUNDS));
+            if to.2 && from.2 {
+                return view.prices(to, from, Depth::Full, tolerance_ms);
+            }
+            tolerance_ms = (tolerance_ms * 4.0).max(FIRST * view.dearest);
         }
-        tolerance_ms = (tolerance_ms * 4.0).max(FIRST * dearest);
     }
-    unreachable!("the last try returns")
+    let view = View::new(problem, solution, NEAR_SHALLOW);
+    let walks = view.walks(0.0);
+    let (to, from) = (walks.to_root(1), walks.of_root(1));
+    let tolerance_ms = view.farthest(&to.1);
+    view.prices(to, from, Depth::One, tolerance_ms)
+}
+
+/// What one walk found: by source, by engine, and whether it ended.
+type Walked = (Vec<f64>, Vec<f64>, bool);
+
+/// A plan with what is near a border taken for at it.
+struct View {
+    margins: Margins,
+    short: Vec<Short>,
+    sources: Vec<Option<Source>>,
+    /// The dearest way, milliseconds.
+    dearest: f64,
+    near: f64,
+}
+
+impl View {
+    fn new(problem: &Problem, solution: &Solution, near: f64) -> Self {
+        let margins = margins(problem, solution, near);
+        let short = |e: &crate::model::optimise::EngineMargin| match (
+            e.next_ms.is_none() && e.load > 0.0,
+            e.kv >= 1.0 - near,
+        ) {
+            (true, _) => Short::Compute,
+            (false, true) => Short::Memory,
+            (false, false) => Short::Nothing,
+        };
+        let short: Vec<Short> = margins.engines.iter().map(short).collect();
+        let sources = sources(problem, solution, &margins, &short, near);
+        let ways = sources.iter().flatten().map(Source::dearest);
+        Self {
+            dearest: ways.fold(1e-3, f64::max),
+            margins,
+            short,
+            sources,
+            near,
+        }
+    }
+
+    fn walks(&self, charge: f64) -> Walks<'_> {
+        Walks {
+            sources: &self.sources,
+            margins: &self.margins,
+            short: &self.short,
+            same: SAME * self.dearest,
+            charge,
+        }
+    }
+
+    /// Most that a choice in use is beyond the cheapest, at the engines' prices.
+    fn farthest(&self, engine: &[f64]) -> f64 {
+        let mut farthest: f64 = 0.0;
+        for source in self.sources.iter().flatten() {
+            let least = source.refuse_ms.min(source.cheapest(engine, None));
+            for way in &source.ways {
+                let pays = way.last_ms.map(|last| last + way.pays(engine) - least);
+                farthest = pays
+                    .filter(|ms| ms.is_finite())
+                    .map_or(farthest, |ms| farthest.max(ms));
+            }
+        }
+        farthest
+    }
+
+    fn prices(self, to: Walked, from: Walked, depth: Depth, tolerance_ms: f64) -> Prices {
+        Prices {
+            margins: self.margins,
+            sources: self.sources,
+            short: self.short,
+            less: from.0,
+            engine_more: to.1,
+            engine_less: from.1,
+            depth,
+            tolerance_ms,
+            near: self.near,
+        }
+    }
 }
 
 impl Walks<'_> {
     /// Least cost of one more unit at every source and engine; whether the walk ended.
-    fn to_root(&self) -> (Vec<f64>, Vec<f64>, bool) {
+    fn to_root(&self, rounds: usize) -> Walked {
         let mut more = vec![f64::INFINITY; self.sources.len()];
         let mut engine: Vec<f64> = (0..self.short.len()).map(|e| self.next(e)).collect();
-        for _ in 0..ROUNDS {
+        for _ in 0..rounds {
             for (more, source) in more.iter_mut().zip(self.sources) {
                 if let Some(source) = source {
                     *more = source.refuse_ms.min(source.cheapest(&engine, None));
@@ -140,10 +212,10 @@ impl Walks<'_> {
     }
 
     /// Least cost of one unit less at every source and engine; whether the walk ended.
-    fn of_root(&self) -> (Vec<f64>, Vec<f64>, bool) {
+    fn of_root(&self, rounds: usize) -> Walked {
         let mut less = vec![f64::INFINITY; self.sources.len()];
         let mut engine: Vec<f64> = (0..self.short.len()).map(|e| self.last(e)).collect();
-        for _ in 0..ROUNDS {
+        for _ in 0..rounds {
             for (less, source) in less.iter_mut().zip(self.sources) {
                 let Some(source) = source else { continue };
                 let refused = source.refused_ms.map_or(f64::INFINITY, |ms| -ms);

@@ -9,7 +9,7 @@ use super::exchange::Short;
 use crate::model::optimise::{EngineMargin, Margins, Solution, SourceMargin};
 use crate::model::problem::{self, Problem};
 
-/// A share smaller than this is nothing, and one this near to a bound is at it.
+/// Rounding of shares.
 const SMALL: f64 = 1e-7;
 
 /// One source that is a choice.
@@ -67,6 +67,7 @@ pub(super) fn sources(
     solution: &Solution,
     margins: &Margins,
     short: &[Short],
+    near: f64,
 ) -> Vec<Option<Source>> {
     let choice = |s: usize| {
         let source = &problem.sources[s];
@@ -78,6 +79,7 @@ pub(super) fn sources(
             source: &problem.sources[s],
             margin: &margins.sources[s],
             shares: &solution.shares[s],
+            near: near.max(SMALL),
         };
         choice(s).then(|| view.source(margins, short))
     };
@@ -90,6 +92,8 @@ struct View<'a> {
     source: &'a problem::Source,
     margin: &'a SourceMargin,
     shares: &'a [f64],
+    /// A share smaller than this is nothing, and one this near to a bound is at it.
+    near: f64,
 }
 
 impl View<'_> {
@@ -98,13 +102,13 @@ impl View<'_> {
         let open: Vec<usize> = (0..arcs.len()).filter(|i| arcs[*i].open).collect();
         let most = self.margin.most_moved;
         let moved: f64 = open.iter().map(|i| self.moved(*i)).sum();
-        let binds = most < 1.0 - SMALL && moved >= most - SMALL;
+        let binds = most < 1.0 - self.near && moved >= most - self.near;
         let step_ms = if binds {
             self.problem.over_step_ms
         } else {
             0.0
         };
-        let over_step = binds && moved > most + SMALL;
+        let over_step = binds && moved > most + self.near;
         let mut source = Source {
             ways: Vec::new(),
             refuse_ms: self.margin.refuse_ms,
@@ -143,9 +147,9 @@ impl View<'_> {
         for &(r, most) in &self.margin.regions {
             let inside = open.iter().filter(|i| self.region(**i) == r);
             let all: f64 = inside.map(|i| self.shares[*i]).sum();
-            if all >= most - SMALL {
+            if all >= most - self.near {
                 regions.ms[r] = self.problem.over_share_ms;
-                regions.over[r] = all > most + SMALL;
+                regions.over[r] = all > most + self.near;
                 regions.met[r] = !regions.over[r];
             }
         }
@@ -167,8 +171,8 @@ impl View<'_> {
         let rest_ms = self.margin.rest_ms[i];
         let base_ms = arc.network_ms + arc.service_ms + arc.money_ms + rest_ms;
         let has_previous = self.source.previous.is_some();
-        let moves = has_previous && share >= self.kept(i) - SMALL;
-        let moved = has_previous && self.moved(i) > SMALL;
+        let moves = has_previous && share >= self.kept(i) - self.near;
+        let moved = has_previous && self.moved(i) > self.near;
         let half = self.source.movement_ms / 2.0;
         let movement = |moves: bool| match (has_previous, moves) {
             (false, _) => 0.0,
@@ -181,7 +185,7 @@ impl View<'_> {
         let memory = short == Short::Memory;
         let compute = |ms: Option<f64>| only(memory, arc.seconds * ms.unwrap_or(0.0));
         let region = self.region(i);
-        let bounds_ms = only(share > most + SMALL, over_share_ms)
+        let bounds_ms = only(share > most + self.near, over_share_ms)
             + only(regions.over[region], regions.ms[region])
             + only(moved, over_step_ms);
         let last_ms = base_ms + movement(moved) + compute(slopes.last_ms) + bounds_ms;
@@ -193,10 +197,10 @@ impl View<'_> {
             base_ms,
             movement_ms: movement(moves),
             compute_ms: compute(slopes.next_ms),
-            share_ms: only(share >= most - SMALL, over_share_ms),
+            share_ms: only(share >= most - self.near, over_share_ms),
             moves,
             moved,
-            last_ms: (share > SMALL).then_some(last_ms),
+            last_ms: (share > self.near).then_some(last_ms),
         }
     }
 }
@@ -266,7 +270,7 @@ impl Source {
             .ways
             .iter()
             .map(|way| way.base_ms + way.movement_ms.abs());
-        ways.fold(self.refuse_ms, f64::max)
+        ways.fold(0.0, f64::max)
     }
 
     /// Whether the source moves as much as it may.

@@ -9,9 +9,6 @@ use super::lp::{priority_share, shed_pieces};
 use super::{Solution, spread};
 use crate::model::problem::{Problem, Source};
 
-/// Load closer to a border than this, in parts of an engine or of a demand, is at it.
-const AT_BORDER: f64 = 1e-6;
-
 /// Both sides of every convex cost.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Margins {
@@ -53,9 +50,10 @@ pub struct SourceMargin {
     pub regions: Vec<(usize, f64)>,
 }
 
-/// Both sides of every convex cost at an answer.
+/// Both sides of every convex cost at an answer; what is `near` a border, in parts of an engine or
+/// of a demand, is at it.
 #[must_use]
-pub fn margins(problem: &Problem, solution: &Solution) -> Margins {
+pub fn margins(problem: &Problem, solution: &Solution, near: f64) -> Margins {
     let curves = Curve::all(problem, &solution.shares, &spread(problem));
     let (mut load, mut kv) = (
         vec![0.0; problem.engines.len()],
@@ -71,7 +69,8 @@ pub fn margins(problem: &Problem, solution: &Solution) -> Margins {
         let side = &problem.engines[e];
         let over = |used: f64, all: f64| if all > 0.0 { used / all } else { 0.0 };
         let load = over(load[e], side.capacity);
-        let (next, last) = sides(curve.pieces.iter().map(|p| (p.width, p.slope)), load);
+        let pieces = curve.pieces.iter().map(|p| (p.width, p.slope));
+        let (next, last) = sides(pieces, load, near);
         EngineMargin {
             load,
             kv: side.kv_tokens.map_or(0.0, |tokens| over(kv[e], tokens)),
@@ -95,7 +94,7 @@ pub fn margins(problem: &Problem, solution: &Solution) -> Margins {
             most_moved: 1.0 - bounds.least_kept,
             regions: bounds.regions.iter().filter_map(region).collect(),
             most,
-            ..refusing(source, &solution.shed[s], solution.shed_factor)
+            ..refusing(source, &solution.shed[s], solution.shed_factor, near)
         }
     };
     Margins {
@@ -105,7 +104,7 @@ pub fn margins(problem: &Problem, solution: &Solution) -> Margins {
 }
 
 /// The price of the next and of the last request refused, over all priorities.
-fn refusing(source: &Source, shed: &[f64], factor: f64) -> SourceMargin {
+fn refusing(source: &Source, shed: &[f64], factor: f64, near: f64) -> SourceMargin {
     let (mut next, mut last): (Option<f64>, Option<f64>) = (None, None);
     let mut dearest: f64 = 0.0;
     for (p, price) in source.shed_ms.iter().enumerate() {
@@ -116,7 +115,8 @@ fn refusing(source: &Source, shed: &[f64], factor: f64) -> SourceMargin {
         let slopes: Vec<f64> = shed_pieces(price * factor).collect();
         let width = share / slopes.len() as f64;
         dearest = slopes.iter().copied().fold(dearest, f64::max);
-        let (own_next, own_last) = sides(slopes.into_iter().map(|slope| (width, slope)), shed[p]);
+        let pieces = slopes.into_iter().map(|slope| (width, slope));
+        let (own_next, own_last) = sides(pieces, shed[p], near.min(width / 2.0));
         next = [next, own_next].into_iter().flatten().reduce(f64::min);
         last = [last, own_last].into_iter().flatten().reduce(f64::max);
     }
@@ -129,15 +129,19 @@ fn refusing(source: &Source, shed: &[f64], factor: f64) -> SourceMargin {
 }
 
 /// Slope of the next and of the last unit where pieces are filled in order up to `at`.
-fn sides(pieces: impl Iterator<Item = (f64, f64)>, at: f64) -> (Option<f64>, Option<f64>) {
+fn sides(
+    pieces: impl Iterator<Item = (f64, f64)>,
+    at: f64,
+    near: f64,
+) -> (Option<f64>, Option<f64>) {
     let mut last = None;
     let mut border = 0.0;
     for (width, slope) in pieces.filter(|(width, _)| *width > 0.0) {
-        if at > border + AT_BORDER || (at > 0.0 && last.is_none()) {
+        if at > border + near || (at > 0.0 && last.is_none()) {
             last = Some(slope);
         }
         border += width;
-        if at < border - AT_BORDER {
+        if at < border - near {
             return (Some(slope), last);
         }
     }
@@ -151,11 +155,12 @@ mod tests {
     #[test]
     fn a_border_has_two_sides_and_the_end_has_one() {
         let pieces = || [(0.5, 1.0), (0.5, 3.0)].into_iter();
-        assert_eq!(sides(pieces(), 0.0), (Some(1.0), None));
-        assert_eq!(sides(pieces(), 0.25), (Some(1.0), Some(1.0)));
-        assert_eq!(sides(pieces(), 0.5), (Some(3.0), Some(1.0)));
-        assert_eq!(sides(pieces(), 0.75), (Some(3.0), Some(3.0)));
-        assert_eq!(sides(pieces(), 1.0 - 1e-8), (None, Some(3.0)));
-        assert_eq!(sides(pieces(), 1e-9), (Some(1.0), Some(1.0)));
+        assert_eq!(sides(pieces(), 0.0, 1e-6), (Some(1.0), None));
+        assert_eq!(sides(pieces(), 0.25, 1e-6), (Some(1.0), Some(1.0)));
+        assert_eq!(sides(pieces(), 0.5, 1e-6), (Some(3.0), Some(1.0)));
+        assert_eq!(sides(pieces(), 0.75, 1e-6), (Some(3.0), Some(3.0)));
+        assert_eq!(sides(pieces(), 0.49, 0.02), (Some(3.0), Some(1.0)));
+        assert_eq!(sides(pieces(), 1.0 - 1e-8, 1e-6), (None, Some(3.0)));
+        assert_eq!(sides(pieces(), 1e-9, 1e-6), (Some(1.0), Some(1.0)));
     }
 }
