@@ -10,6 +10,7 @@ pub mod engines;
 pub mod exposition;
 mod fetch;
 pub mod health;
+pub mod keys;
 pub mod names;
 pub mod pace;
 pub mod rising;

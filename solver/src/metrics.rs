@@ -82,6 +82,12 @@ metrics! {
     ENGINE_UTILISATION Gauge "engine_utilisation" ["engine"] "Planned load over hard capacity."
     WEIGHT Gauge "weight" ["frontend", "class", "engine"]
         "Published share of a class's requests; engines without a share are left out."
+    REALISED Gauge "realised_over_planned_ratio" ["frontend", "class", "engine"]
+        "Share of attempts that an engine got over its published share, of the last minutes."
+    HOT_BLOCKS Gauge "hot_blocks" ["frontend", "class"]
+        "Blocks of the key space that carry more than their part of the requests."
+    HOT_BLOCK_SHARE Gauge "hot_block_share" ["frontend", "class", "block", "engine"]
+        "Share of a block that alone exceeds what its engine should have: one key, most likely."
     SHED Gauge "shed_rps" ["frontend", "class", "priority"] "Rate refused by plan."
     N_MINUS_1_SHED Gauge "n_minus_1_shed_ratio" []
         "Share of requests that the worst loss of one engine would make the plan refuse."

@@ -282,6 +282,42 @@ mod tests {
     }
 
     #[test]
+    fn a_policy_that_breaks_a_rule_is_refused_with_the_reason() {
+        let folders = Folders::new();
+        let (mut publisher, _engines) = folders.open().unwrap();
+        let good = policy(&topology(TOPOLOGY), 90.0);
+        publisher.publish(&good, Reason::First).unwrap();
+        let stands = folders.read(Kind::Policy);
+        let broken = |change: fn(&mut Policy)| {
+            let mut policy = Policy {
+                version: good.version + 1,
+                ..good.clone()
+            };
+            change(&mut policy);
+            policy
+        };
+        let cases = [
+            (broken(|p| p.classes[0].eligible[0].weight = 0.5), "weight"),
+            (broken(|p| p.classes[0].table.truncate(63)), "table"),
+            (broken(|p| p.classes[0].table[5].0 += 1), "table"),
+            (broken(|p| p.engines[0].addresses.clear()), "address"),
+        ];
+        for (policy, word) in cases {
+            let error = publisher
+                .publish(&policy, Reason::Age)
+                .unwrap_err()
+                .to_string();
+            assert!(error.contains(word), "{error}");
+            assert_eq!(folders.read(Kind::Policy), stands, "{error}");
+        }
+        let failures =
+            [&metrics::PUBLICATION_FAILURES].map(|m| folders.metrics.value(m, &["A", "policy"]));
+        assert_eq!(failures, [Some(4.0)]);
+        // The version that was refused is still free.
+        publisher.publish(&broken(|_| ()), Reason::Age).unwrap();
+    }
+
+    #[test]
     fn a_rebooted_host_continues_from_the_disk_copy() {
         let folders = Folders::new();
         let (mut publisher, engines) = folders.open().unwrap();

@@ -9,6 +9,7 @@ pub mod engine_state;
 #[cfg(test)]
 pub(crate) mod fixtures;
 pub mod gather;
+mod keys;
 mod losses;
 pub mod passes;
 pub(crate) mod set_up;

@@ -4,6 +4,7 @@
 //! what the outcome says to publish and confirms each success with [`TickState::confirm`]. What
 //! is not confirmed is not remembered, so a failed write is simply decided again next time.
 
+mod blocks;
 mod decide;
 mod gates;
 mod inputs;
@@ -12,14 +13,16 @@ mod state;
 mod witness;
 mod world;
 
+pub use blocks::HotBlock;
 pub use gates::{Gate, Held};
-pub use inputs::{DemandSample, EngineSample, Health, Inputs};
+pub use inputs::{BlockSample, DemandSample, EngineSample, Health, Inputs};
 pub use orders::Orders;
 pub use state::{Counters, TickState};
 pub use witness::{Answers, Arrivals, RoundTrips, Service, Witness};
 
 use pointsman_shm::policy::{Mode, Policy};
 
+use crate::model::block_load::Hot;
 use crate::model::compose::{Heading, Parts, compose};
 use crate::model::explain::Ground;
 use crate::model::optimise::{Status, optimise};
@@ -44,6 +47,8 @@ pub struct TickOutcome {
     pub notes: Vec<String>,
     /// Gates that hold the weights that stand; empty when none does.
     pub held: Vec<Held>,
+    /// Blocks of the key space that exceed their engines' shares: no table can spread them.
+    pub hot: Vec<HotBlock>,
     /// What the plan was made from, for those who ask why; `None` when the solve failed.
     pub ground: Option<Ground>,
 }
@@ -72,6 +77,8 @@ pub enum Reason {
     Feasibility,
     /// The objective gains enough.
     Benefit,
+    /// Keys are not alike, and slots move for measured load.
+    Skew,
     /// The standing policy is old.
     Age,
 }
@@ -86,6 +93,7 @@ impl Reason {
             Self::EnginesChanged => "engines_changed",
             Self::Feasibility => "feasibility",
             Self::Benefit => "benefit",
+            Self::Skew => "skew",
             Self::Age => "age",
         }
     }
@@ -98,6 +106,12 @@ pub fn tick(topology: &Topology, state: &mut TickState, inputs: &Inputs) -> Tick
     let mut believed = inputs.clone();
     let held = gates::judge(topology, &mut state.gates, &mut believed);
     let inputs = &believed;
+    // Where weights are held, tables are, too: nothing is known of load then.
+    let mut hot = vec![None; topology.frontends.len() * topology.classes.len()];
+    if !inputs.orders.hold {
+        state.blocks.learn(topology, inputs);
+        hot = state.blocks.hot(topology);
+    }
     let mut world = World::new(topology, state, inputs);
     let problem = world.problem(topology, true);
     let solution = match optimise(&problem) {
@@ -112,7 +126,9 @@ pub fn tick(topology: &Topology, state: &mut TickState, inputs: &Inputs) -> Tick
     } else {
         None
     };
-    let candidates = candidates(topology, state, inputs, &world, &plan);
+    let candidates = candidates(topology, state, inputs, &world, (&plan, &hot));
+    let hot = blocks::over(topology, &candidates, &hot);
+    world.notes.extend(hot.iter().map(HotBlock::note));
     let verdict = decide::verdict(topology, state, inputs, &problem, &solution, &candidates);
     let candidates = topology.frontend_ids().zip(candidates).zip(verdict);
     TickOutcome {
@@ -128,6 +144,7 @@ pub fn tick(topology: &Topology, state: &mut TickState, inputs: &Inputs) -> Tick
             .collect(),
         notes: world.notes,
         held,
+        hot,
         ground: Some(Ground {
             fixed_by: inputs.orders.fixed_by(topology, &problem),
             engines: world.engines,
@@ -155,6 +172,7 @@ fn failed(
         candidates: Vec::new(),
         notes,
         held,
+        hot: Vec::new(),
         ground: None,
     }
 }
@@ -178,7 +196,7 @@ fn candidates(
     state: &TickState,
     inputs: &Inputs,
     world: &World,
-    plan: &Plan,
+    (plan, hot): (&Plan, &[Option<Vec<Hot>>]),
 ) -> Vec<Policy> {
     let parts = Parts {
         topology,
@@ -186,6 +204,7 @@ fn candidates(
         engines: &world.engines,
         plan,
         addresses: &world.addresses,
+        hot,
     };
     let one = |frontend: FrontendId| {
         let standing = &state.standing[frontend.0];

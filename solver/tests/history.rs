@@ -11,14 +11,17 @@ mod recorded;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use pointsman_solver::history::keeper::{Came, Keeper};
+use pointsman_solver::history::keeper::{Came, CameOut, Described, Keeper};
 use pointsman_solver::history::read::{Item, Walk, segments};
-use pointsman_solver::history::replay::{CRASHED, LATE, Replayed};
+use pointsman_solver::history::replay::{CRASHED, LATE, Replayed, replay};
 use pointsman_solver::history::{Bounds, folder};
 use pointsman_solver::metrics;
+use pointsman_solver::model::topology::Topology;
 use pointsman_solver::model::units::NonNegative;
-use pointsman_solver::tick::tick;
-use recorded::{World, large, run, text};
+use pointsman_solver::tick::{DemandSample, Inputs, TickState, tick};
+use rand::rngs::StdRng;
+use rand::{Rng, SeedableRng};
+use recorded::{World, large, network, run, text};
 
 #[test]
 fn a_thousand_recorded_ticks_of_a_wandering_world_solve_to_the_same_bytes() {
@@ -96,6 +99,158 @@ fn a_thousand_recorded_ticks_of_a_wandering_world_solve_to_the_same_bytes() {
         world.metrics.value(&metrics::HISTORY_LOST, &["queue"]),
         Some(0.0)
     );
+}
+
+#[test]
+fn a_thousand_ticks_of_the_network_method_solve_to_the_same_bytes_also_at_the_pivot_limit() {
+    let unlimited = 1_000_000;
+    let mut world = World::of(6, large(), network(5, 60, unlimited));
+    let mut limit = unlimited;
+    for n in 1..=1_000_u64 {
+        if n % 125 == 0 {
+            limit = if limit == unlimited { 2 } else { unlimited };
+            world.describe(network(
+                4 + n as usize / 125 % 3,
+                50 + (n / 9) as u32,
+                limit,
+            ));
+        }
+        if n % 330 == 0 {
+            world.restart();
+        }
+        let limited = world.limited;
+        assert_eq!(world.pass(|came| assert_eq!(came.made.len(), 3)), "optimal");
+        assert!(world.limited == limited || limit == 2);
+    }
+    drop(std::mem::replace(&mut world.keeper, Keeper::off()));
+    println!("{} of 1000 ticks ended at the pivot limit", world.limited);
+    assert!(world.limited >= 50, "{}", world.limited);
+    let expected = Replayed {
+        ticks: 1_000,
+        policies: 3_000,
+        ..Replayed::default()
+    };
+    assert_eq!(world.replay(), expected);
+}
+
+/// 20 frontends, 200 engines of three kinds, 8 classes, tables of full length.
+fn fleet() -> String {
+    let mut text = "[solver]\nmethod = \"network\"\ntable_bits = 12\n".to_owned();
+    let region = |n: usize| format!("r{}", n % 10);
+    for f in 0..20 {
+        text += &format!(
+            "[[frontends]]\nname = \"f{f}\"\nregion = \"{}\"\n",
+            region(f)
+        );
+    }
+    for e in 0..200 {
+        text += &format!(
+            "[[engines]]\nname = \"e{e}\"\nregion = \"{}\"\nkind = \"k{}\"\n\
+             models = [\"m\"]\naddress = \"127.0.0.1:{}\"\n\
+             capacity = {{ rps = {}, prompt_tokens = 500, output_tokens = 100 }}\n",
+            region(e),
+            e % 3,
+            9_000 + e,
+            20 + e % 7,
+        );
+    }
+    for (f, r) in (0..20).flat_map(|f| (0..10).map(move |r| (f, r))) {
+        let ms = 2 + 11 * (f % 10_usize).abs_diff(r);
+        text += &format!("[[rtt]]\nfrontend = \"f{f}\"\nregion = \"r{r}\"\nms = {ms}\n");
+    }
+    for c in 0..8 {
+        text += &format!(
+            "[[routes]]\nname = \"c{c}\"\nmodel = \"m\"\nprompt_tokens = {}\n\
+             output_tokens = {}\n",
+            400 + 100 * c,
+            100 + 20 * c
+        );
+        if c > 0 {
+            text += &format!("headers = {{ x-kind = \"{c}\" }}\n");
+        }
+    }
+    text
+}
+
+#[test]
+#[ignore = "prints sizes of a large fleet's history; wants an optimised build"]
+fn sizes_of_a_large_fleets_history() {
+    let topology = Topology::parse("t.toml", &fleet()).unwrap();
+    let mut state = TickState::new(&topology, 1);
+    let mut rng = StdRng::seed_from_u64(3);
+    let dir = tempfile::tempdir().unwrap();
+    let metrics = Arc::new(metrics::Metrics::default());
+    let described = Described {
+        file: "t.toml".into(),
+        text: fleet(),
+    };
+    let bounds = Some(large());
+    let mut keeper = Keeper::start(folder(dir.path()), bounds, described, &metrics);
+    let mut rates = vec![3.0; 20 * topology.classes.len()];
+    let mut packing = std::time::Duration::ZERO;
+    for n in 0..20_u64 {
+        let mut inputs = inputs_of(&topology, n);
+        for (sample, rate) in inputs.demand.iter_mut().zip(&mut rates) {
+            *rate *= rng.random_range(0.95..1.05);
+            sample.by_priority_rps = vec![NonNegative::new(*rate).unwrap()];
+        }
+        let begun = keeper.begin(&state);
+        let outcome = tick(&topology, &mut state, &inputs);
+        let mut came = Came::planned(&outcome);
+        for candidate in outcome.candidates {
+            let published = candidate.publish.is_some();
+            let (frontend, policy) = (candidate.frontend, candidate.policy);
+            if published {
+                state.confirm(frontend, policy.clone(), inputs.now_ns);
+            }
+            came.made.push(CameOut {
+                frontend,
+                policy,
+                reason: candidate.publish,
+                published,
+            });
+        }
+        let handed = std::time::Instant::now();
+        keeper.keep(begun, &state, inputs, came);
+        while metrics.value(&metrics::HISTORY_TICKS, &[]).unwrap_or(0.0) <= n as f64 {
+            std::thread::yield_now();
+        }
+        packing += handed.elapsed();
+        let bytes = metrics.value(&metrics::HISTORY_BYTES, &[]).unwrap();
+        println!("tick {n}: {bytes} bytes in all, {packing:?} packed and written");
+    }
+    drop(keeper);
+    let replayed = replay(
+        Walk::new(segments(&folder(dir.path())).unwrap()),
+        &(0..=u64::MAX),
+    );
+    assert_eq!((replayed.ticks, replayed.difference), (20, None));
+}
+
+/// A healthy fleet with demand everywhere.
+fn inputs_of(topology: &Topology, n: u64) -> Inputs {
+    let mut inputs = Inputs {
+        now_ns: (1_000 + 2 * n) * 1_000_000_000,
+        unix_ms: 1_800_000_000_000 + 2_000 * n,
+        ..Inputs::default()
+    };
+    for frontend in topology.frontend_ids() {
+        for class in topology.class_ids() {
+            inputs.demand.push(DemandSample {
+                frontend,
+                class,
+                by_priority_rps: Vec::new(),
+                prompt_tokens: None,
+                output_tokens: None,
+                cached_tokens: None,
+            });
+        }
+        for id in topology.engine_ids() {
+            let address = ([127, 0, 0, 1], 9_000 + id.0 as u16).into();
+            inputs.addresses.insert((frontend, id), vec![address]);
+        }
+    }
+    inputs
 }
 
 #[test]

@@ -39,6 +39,10 @@ pub struct Delta {
     pub in_flight: BTreeMap<(EngineSlot, Generation), u64>,
     /// How engines answered.
     pub answers: BTreeMap<(EngineSlot, Generation), Answers>,
+    /// Arrivals by block of the key space.
+    pub blocks: BTreeMap<(ClassSlot, Generation), Vec<u64>>,
+    /// Attempts by pair.
+    pub attempts: BTreeMap<(PairNumber, Generation), u64>,
     /// How engines served; the time that it covers is `length_s`.
     pub served: BTreeMap<(PairNumber, Generation), Service>,
     /// Round trips that were measured to engines.
@@ -210,8 +214,16 @@ impl Pages {
 fn add(delta: &mut Delta, now: &Snapshot, earlier: Option<&Snapshot>) {
     for (slot, counters) in &now.classes {
         let before = earlier.and_then(|earlier| at(&earlier.classes, *slot));
-        let since = before.map(|before| counters.since(before).offered);
-        let offered = since.unwrap_or(counters.offered);
+        let since = before.map_or_else(|| counters.clone(), |before| counters.since(before));
+        let offered = since.offered;
+        if since.part_arrivals.iter().any(|count| *count > 0) {
+            let key = (*slot, counters.generation);
+            let blocks = delta.blocks.entry(key).or_default();
+            blocks.resize(since.part_arrivals.len(), 0);
+            for (sum, count) in blocks.iter_mut().zip(since.part_arrivals) {
+                *sum = sum.saturating_add(count);
+            }
+        }
         let sum = delta
             .offered
             .entry((*slot, counters.generation))
@@ -249,6 +261,11 @@ fn add(delta: &mut Delta, now: &Snapshot, earlier: Option<&Snapshot>) {
     for (number, counters) in &now.pairs {
         let before = earlier.and_then(|earlier| at(&earlier.pairs, *number));
         let since = before.map_or(*counters, |before| counters.since(before));
+        let attempts = delta
+            .attempts
+            .entry((*number, counters.generation))
+            .or_default();
+        *attempts = attempts.saturating_add(since.attempts);
         delta
             .tokens
             .entry((*number, counters.generation))

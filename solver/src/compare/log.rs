@@ -307,5 +307,6 @@ fn carried(
             ..Orders::default()
         },
         witness: Witness::default(),
+        blocks: Vec::new(),
     }
 }

@@ -4,18 +4,20 @@
 //! stand. What the plan leaves open is settled here: allowances by Little's law, standby lists by
 //! spare capacity and distance, admitted rates by what is shed.
 
+mod table;
+
 use std::net::SocketAddr;
 
-use pointsman_shm::id::{EngineSlot, MAX_STANDBY, stable_hash};
+use pointsman_shm::id::{EngineSlot, MAX_STANDBY};
 use pointsman_shm::policy::{
     Class, Eligible, Engine, PlannedState, Policy, ProfilePoint, Protocol, Route, Standby,
 };
 
+use super::block_load::Hot;
 use super::network::network_ms;
 use super::plan::{ArcPlan, Plan, SourcePlan};
 use super::problem::EngineNow;
 use super::registry::Registry;
-use super::slots;
 use super::topology::{ClassId, EngineId, FrontendId, Profile, Topology};
 
 /// Part of an engine's capacity that counts as spare however full it is, so that an allowance or
@@ -41,6 +43,8 @@ pub struct Parts<'a> {
     pub plan: &'a Plan,
     /// Addresses by frontend then engine; empty where an engine cannot be reached.
     pub addresses: &'a [Vec<SocketAddr>],
+    /// Hot blocks of the key space by frontend then class; `None` where nothing is known.
+    pub hot: &'a [Option<Vec<Hot>>],
 }
 
 /// What the caller decides about a policy.
@@ -151,7 +155,7 @@ fn class(parts: &Parts<'_>, source: &SourcePlan, standing: Option<&Policy>) -> O
         name: class.name.clone(),
         mode: class.mode,
         demand_rps: source.demand_rps.iter().sum(),
-        table: table(parts, source, &eligible, standing),
+        table: table::table(parts, source, &eligible, standing),
         standby: standby(parts, source),
         admitted_rps: source
             .demand_rps
@@ -187,99 +191,6 @@ fn speed(topology: &Topology, engine: EngineId) -> f64 {
         .mix
         .engine_seconds(&topology.engines[engine.0].capacity);
     reference.mix.engine_seconds(reference) / own
-}
-
-/// The slot table: the standing one adjusted, or a first one from weights shared by frontends.
-fn table(
-    parts: &Parts<'_>,
-    source: &SourcePlan,
-    eligible: &[Eligible],
-    standing: Option<&Policy>,
-) -> Vec<EngineSlot> {
-    if eligible.iter().all(|e| e.weight <= 0.0) {
-        return Vec::new();
-    }
-    let topology = parts.topology;
-    let size = 1_usize << topology.settings.table_bits;
-    let before = standing.and_then(|p| standing_table(p, &topology.classes[source.class.0].name));
-    // Every engine in question, by name: those of now and those of the standing table.
-    let mut names: Vec<&str> = Vec::new();
-    names.extend(
-        source
-            .arcs
-            .iter()
-            .map(|a| topology.engines[a.engine.0].name.as_str()),
-    );
-    names.extend(before.iter().flatten().copied());
-    names.sort_unstable();
-    names.dedup();
-    let find = |name: &str| names.binary_search(&name).expect("the name was put in");
-    let hashes: Vec<u64> = names.iter().map(|n| stable_hash(n.as_bytes())).collect();
-    let mut weights = vec![0.0; names.len()];
-    let mut numbers: Vec<Option<EngineSlot>> = vec![None; names.len()];
-    for arc in &source.arcs {
-        let name = topology.engines[arc.engine.0].name.as_str();
-        let number = parts.registry.engine(name).map(|(slot, _)| slot);
-        if let Some(e) = eligible.iter().find(|e| Some(e.engine) == number) {
-            weights[find(name)] = e.weight;
-            numbers[find(name)] = number;
-        }
-    }
-    let is_first = before.is_none();
-    let base = match before {
-        Some(before) => {
-            let table: Vec<usize> = before.iter().map(|name| find(name)).collect();
-            slots::resize(&table, size)
-        }
-        None => {
-            let shared: Vec<f64> = names
-                .iter()
-                .map(|n| shared_weight(parts, source, n))
-                .collect();
-            slots::first(&hashes, &shared, size)
-        }
-    };
-    // What was never published holds no slot that could be kept.
-    let held = match is_first {
-        true => vec![0; names.len()],
-        false => slots::counts(&base, names.len()),
-    };
-    let quotas = slots::quotas(&weights, size, &held);
-    let table = slots::adjust(&base, &hashes, &weights, &quotas);
-    table
-        .into_iter()
-        .map(|e| numbers[e].expect("only engines with weight have slots"))
-        .collect()
-}
-
-/// Names of the engines in the standing table of a class, by slot.
-fn standing_table<'a>(policy: &'a Policy, class: &str) -> Option<Vec<&'a str>> {
-    let class = policy
-        .classes
-        .iter()
-        .find(|c| c.name == class && !c.table.is_empty())?;
-    let name = |slot: &EngineSlot| {
-        let at = policy.engines.binary_search_by_key(slot, |e| e.slot).ok()?;
-        Some(policy.engines[at].id.as_str())
-    };
-    class.table.iter().map(name).collect()
-}
-
-/// Mean weight of an engine over the frontends, weighted alike.
-fn shared_weight(parts: &Parts<'_>, source: &SourcePlan, name: &str) -> f64 {
-    let same = parts
-        .plan
-        .sources
-        .iter()
-        .filter(|s| s.class == source.class);
-    let weight = |s: &SourcePlan| {
-        let arc = s
-            .arcs
-            .iter()
-            .find(|a| parts.topology.engines[a.engine.0].name == name);
-        arc.map_or(0.0, |a| a.weight)
-    };
-    same.map(weight).sum::<f64>() / parts.topology.frontends.len() as f64
 }
 
 /// Where a request goes when the table refuses it: engines by what they could still take,

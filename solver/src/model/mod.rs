@@ -4,6 +4,7 @@
 //! the same bytes. What may go wrong is told by types (`topology::TopologyError`,
 //! `optimise::Status`), never by a panic.
 
+pub mod block_load;
 pub mod capacity;
 pub mod compose;
 pub mod explain;

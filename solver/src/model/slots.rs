@@ -7,6 +7,10 @@
 //! look for them. Quotas follow from the weights alone unless the counts that stand are as good:
 //! so a tremble of weights moves nothing, and an engine that returns with its old weight finds
 //! the old quotas. Engines are given in one agreed order (by name); ties fall to the first.
+//!
+//! `skew` takes quotas in measured load where keys are not alike.
+
+pub mod skew;
 
 use pointsman_shm::id::negative_ln;
 
@@ -73,14 +77,18 @@ fn rounded(weights: &[f64], slots: usize) -> Vec<usize> {
 /// from the same shared weights agree wherever their own allow.
 #[must_use]
 pub fn first(hashes: &[u64], shared: &[f64], slots: usize) -> Vec<usize> {
+    let candidates: Vec<usize> = (0..hashes.len()).filter(|e| shared[*e] > 0.0).collect();
     let best = |slot: usize| {
-        let candidates = (0..hashes.len()).filter(|e| shared[*e] > 0.0);
-        candidates.min_by(|a, b| {
-            let score = |e: usize| score(slot, hashes[e], shared[e]);
-            score(*a).total_cmp(&score(*b)).then(a.cmp(b))
-        })
+        let mut best = (f64::INFINITY, 0);
+        for &e in &candidates {
+            let score = score(slot, hashes[e], shared[e]);
+            if score < best.0 {
+                best = (score, e);
+            }
+        }
+        best.1
     };
-    (0..slots).map(|slot| best(slot).unwrap_or(0)).collect()
+    (0..slots).map(best).collect()
 }
 
 /// The table with exactly the quotas' counts, and the fewest slots moved.

@@ -164,6 +164,7 @@ impl Reloader {
             .collect();
         let known: Vec<Policy> = policies.iter().flatten().cloned().collect();
         core.demand = core.demand.carry(&old.topology, &new, &known);
+        core.keys.retain(&new);
         core.history.describe(Described { file, text });
         let mut engines = lock(&self.engines);
         reorder(

@@ -14,9 +14,11 @@ use tokio::time::{Instant, sleep, sleep_until};
 
 use super::current::Current;
 use super::gather::{self, Now};
+use super::keys;
 use super::shared::{Record, Shared, StandingPolicy};
 use super::supervise;
 use crate::collect::demand::Demand;
+use crate::collect::keys::Keys;
 use crate::collect::signals::{Delta, Pages};
 use crate::history::keeper::{Came, CameOut, Keeper};
 use crate::history::replay::{CRASHED, LATE};
@@ -49,6 +51,8 @@ pub struct Core {
     pub pages: Vec<Pages>,
     /// Averages of demand.
     pub demand: Demand,
+    /// Load by block of the key space, and where requests ended up.
+    pub keys: Keys,
     /// Writers of policies by frontend, in file order.
     pub publishers: Vec<PolicyPublisher>,
     /// The pure pass.
@@ -140,9 +144,11 @@ fn work(shared: &Shared, core: &mut Core, verdict: &Verdict) {
     for (id, delta) in topology.frontend_ids().zip(&deltas) {
         core.demand
             .absorb(topology, &core.state.registry, id, delta);
+        core.keys.absorb(topology, &core.state.registry, id, delta);
     }
     let now = Now::read();
     let mut inputs = gather::inputs(shared, &core.state.registry, &core.demand, &deltas, now);
+    inputs.blocks = core.keys.samples(topology);
     let (revision, strays) = take_orders(shared, &mut inputs);
     let begun = core.history.begin(&core.state);
     let started = Instant::now();
@@ -175,6 +181,7 @@ fn work(shared: &Shared, core: &mut Core, verdict: &Verdict) {
     }
     note(shared, &[strays, outcome.notes.clone()].concat());
     show_gates(shared, &outcome.held);
+    keys::show(shared, &core.keys, &outcome.hot);
     let came = match outcome.status {
         Status::Optimal => {
             let (came, all) = succeed(shared, core, outcome, now);
@@ -242,7 +249,10 @@ fn settle(shared: &Shared, core: &mut Core, candidate: Candidate, now: Now) -> b
         return false;
     };
     // Counted and said there; unconfirmed, it is decided anew at the next pass.
-    if publisher.publish(&candidate.policy, reason).is_err() {
+    if let Err(error) = publisher.publish(&candidate.policy, reason) {
+        let frontend = &shared.topology.frontends[id.0].name;
+        let note = format!("policy of frontend {frontend:?} was not published: {error}");
+        shared.write(|record| record.notes.push(note));
         return false;
     }
     let standing = Arc::new(StandingPolicy::new(&candidate.policy));

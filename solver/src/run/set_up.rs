@@ -17,6 +17,7 @@ use super::passes::{self, Core};
 use super::shared::Shared;
 use crate::cli::RunArgs;
 use crate::collect::demand::Demand;
+use crate::collect::keys::Keys;
 use crate::collect::signals::Pages;
 use crate::error::Error;
 use crate::history::keeper::{Described, Keeper};
@@ -72,6 +73,7 @@ pub(super) fn set_up(args: &RunArgs) -> Result<Parts, Error> {
     let core = Core {
         history: Keeper::start(history::folder(&state_dir), bounds, described, &metrics),
         demand: Demand::new(&topology, &known),
+        keys: Keys::default(),
         pages: topology
             .frontends
             .iter()

@@ -6,6 +6,7 @@
 use pointsman_shm::policy::Policy;
 
 use super::Reason;
+use super::blocks::moves_for_load;
 use super::inputs::Inputs;
 use super::state::TickState;
 use super::world::standing_weights;
@@ -19,6 +20,9 @@ const TOLERANCE: f64 = 1e-6;
 const NEARLY: f64 = 0.99;
 /// Relative change of an admitted rate that counts as a change of what must be shed.
 const ADMITTED_CHANGE: f64 = 0.05;
+
+/// Least time between a publication and one for measured load alone, nanoseconds.
+const SKEW_PACE_NS: u64 = 20_000_000_000;
 
 /// By frontend: why to publish its candidate.
 pub(super) fn verdict(
@@ -69,7 +73,11 @@ fn own(
     let published_ns = state.standing[frontend.0].published_ns;
     let age_ns = inputs.now_ns.saturating_sub(published_ns.unwrap_or(0));
     let most_ns = topology.settings.publish_max_age_s.value() * 1e9;
-    (age_ns as f64 >= most_ns).then_some(Reason::Age)
+    if age_ns as f64 >= most_ns {
+        return Some(Reason::Age);
+    }
+    let paced = age_ns >= SKEW_PACE_NS && !inputs.orders.hold;
+    (paced && moves_for_load(standing, candidate)).then_some(Reason::Skew)
 }
 
 /// Whether weights that were set or held differ from those that stand.

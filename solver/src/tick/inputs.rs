@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use super::orders::Orders;
 use super::witness::Witness;
+use crate::model::block_load::Hot;
 use crate::model::topology::{ClassId, EngineId, FrontendId};
 use crate::model::units::{NonNegative, Share};
 
@@ -26,6 +27,8 @@ pub struct Inputs {
     pub addresses: BTreeMap<(FrontendId, EngineId), Vec<SocketAddr>>,
     /// Live proxy hosts; a missing entry means the configured number. 0 counts as 1.
     pub hosts: BTreeMap<FrontendId, u32>,
+    /// Where keys are not alike. A (frontend, class) without an entry has too few requests to tell.
+    pub blocks: Vec<BlockSample>,
     /// What the operator ordered.
     pub orders: Orders,
     /// What proxies say that is no demand.
@@ -48,6 +51,17 @@ pub struct DemandSample {
     pub output_tokens: Option<NonNegative>,
     /// Mean prompt tokens found in an engine's cache, where measured.
     pub cached_tokens: Option<NonNegative>,
+}
+
+/// Load by block of the key space of one (frontend, class).
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct BlockSample {
+    /// Where the requests come from.
+    pub frontend: FrontendId,
+    /// What they ask for.
+    pub class: ClassId,
+    /// Blocks that carry more than their part; none where keys are alike.
+    pub hot: Vec<Hot>,
 }
 
 /// What was seen of one engine.

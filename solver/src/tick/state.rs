@@ -4,6 +4,7 @@ use pointsman_shm::policy::Policy;
 use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::xxh3_64;
 
+use super::blocks;
 use super::gates::{self, Held, Memory};
 use crate::model::registry::Registry;
 use crate::model::topology::{FrontendId, Topology};
@@ -19,6 +20,8 @@ pub struct TickState {
     pub counters: Counters,
     /// What gates remember.
     pub(super) gates: Memory,
+    /// What is believed of load by block of the key space.
+    pub(super) blocks: blocks::Memory,
     /// By frontend: what stands published.
     pub(super) standing: Vec<Standing>,
 }
@@ -55,6 +58,7 @@ impl TickState {
             epoch,
             counters: Counters::default(),
             gates: Memory::default(),
+            blocks: blocks::Memory::default(),
             standing: vec![Standing::default(); topology.frontends.len()],
         }
     }

@@ -12,9 +12,12 @@ use pointsman_solver::history::read::{Walk, segments};
 use pointsman_solver::history::replay::{CRASHED, LATE, Replayed, replay};
 use pointsman_solver::history::{Bounds, folder};
 use pointsman_solver::metrics::{self, Metrics};
+use pointsman_solver::model::block_load::Hot;
 use pointsman_solver::model::topology::{FrontendId, Topology};
 use pointsman_solver::model::units::{NonNegative, Share};
-use pointsman_solver::tick::{DemandSample, EngineSample, Health, Inputs, TickState, tick};
+use pointsman_solver::tick::{
+    BlockSample, DemandSample, EngineSample, Health, Inputs, TickState, tick,
+};
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 
@@ -37,6 +40,8 @@ pub(crate) struct World {
     pub(crate) ill_s: Vec<u64>,
     pub(crate) now_s: u64,
     pub(crate) handed: u64,
+    /// Passes that ended at the pivot limit.
+    pub(crate) limited: u64,
 }
 
 /// Three frontends, `engines` engines of two kinds, two classes of unlike requests.
@@ -68,11 +73,20 @@ pub(crate) fn text(engines: usize, rps: u32) -> String {
     text
 }
 
+/// The same, solved by the method `network` with this many pivots at most.
+pub(crate) fn network(engines: usize, rps: u32, pivots: u32) -> String {
+    let settings = format!("[solver]\nmethod = \"network\"\npivot_limit = {pivots}\n");
+    text(engines, rps).replacen("[solver]\n", &settings, 1)
+}
+
 impl World {
     pub(crate) fn new(seed: u64, bounds: Bounds) -> Self {
+        Self::of(seed, bounds, text(5, 60))
+    }
+
+    pub(crate) fn of(seed: u64, bounds: Bounds, text: String) -> Self {
         eprintln!("seed {seed}");
         let dir = tempfile::tempdir().unwrap();
-        let text = text(5, 60);
         let topology = Topology::parse("t.toml", &text).unwrap();
         let metrics = Arc::new(Metrics::default());
         let mut world = Self {
@@ -83,6 +97,7 @@ impl World {
             ill_s: vec![0; 16],
             now_s: 1_000,
             handed: 0,
+            limited: 0,
             dir,
             metrics,
             bounds,
@@ -180,10 +195,29 @@ impl World {
                     .insert((f, id), addresses.into_iter().collect());
             }
         }
+        for (frontend, class) in [(0, 0), (1, 0), (2, 1)] {
+            inputs.blocks.push(BlockSample {
+                frontend: FrontendId(frontend),
+                class: self.topology.class_ids().nth(class).unwrap(),
+                hot: self.hot(),
+            });
+        }
         inputs
             .hosts
             .insert(FrontendId(0), 1 + (self.now_s / 600) as u32);
         inputs
+    }
+
+    /// A few blocks of the key space that carry more than their part.
+    fn hot(&mut self) -> Vec<Hot> {
+        let share = |rng: &mut StdRng| rng.random_range(100..1_500) as f64 * 1e-4;
+        let blocks = [3, 40, 41, 200].into_iter();
+        let some: Vec<u16> = blocks.filter(|_| self.rng.random_bool(0.9)).collect();
+        let hot = some.into_iter().map(|block| Hot {
+            block,
+            share: share(&mut self.rng),
+        });
+        hot.collect()
     }
 
     /// One pass as the daemon makes it, told to the keeper.
@@ -196,6 +230,8 @@ impl World {
             None => Came::failed(outcome.status.name(), &outcome.status.to_string()),
         };
         let status = came.status.clone();
+        let gap = outcome.plan.as_ref().map_or(0.0, |plan| plan.gap);
+        self.limited += u64::from(gap > 0.0);
         for candidate in outcome.candidates {
             candidate.policy.validate().unwrap();
             // A region that cannot be written now and then.

@@ -37,6 +37,7 @@ impl World {
             publishers: publishers.collect(),
             pages: vec![],
             demand: Demand::new(&topology, &[]),
+            keys: crate::collect::keys::Keys::default(),
             state: TickState::new(&topology, 2),
             solve,
             history: Keeper::off(),
@@ -84,6 +85,7 @@ fn outcome(status: Status) -> TickOutcome {
         candidates: vec![],
         notes: vec![],
         held: vec![],
+        hot: vec![],
         ground: None,
     }
 }
