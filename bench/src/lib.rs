@@ -6,9 +6,11 @@
 //! few cores says something about the subject and not about the instrument.
 
 pub mod alarm;
+pub mod batching;
 pub mod engine;
 pub mod h1;
 pub mod load;
+pub mod profile;
 #[cfg(target_arch = "x86_64")]
 pub mod select;
 pub mod solve;

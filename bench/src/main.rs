@@ -6,7 +6,7 @@ use anyhow::Context;
 use clap::{Parser, Subcommand};
 #[cfg(target_arch = "x86_64")]
 use pointsman_bench::select;
-use pointsman_bench::{engine, load, solve, world};
+use pointsman_bench::{engine, load, profile, solve, world};
 
 /// Mock engines, load clients and a local world for Pointsman.
 #[derive(Parser)]
@@ -22,6 +22,8 @@ enum Instrument {
     Engine(Box<engine::Args>),
     /// Send load to an engine or a proxy and report what came back.
     Load(Box<load::Args>),
+    /// Sweep a real engine with rising load, for `pointsman-solver fit`.
+    Profile(Box<profile::Args>),
     /// Measure the choice of an engine while policies change.
     #[cfg(target_arch = "x86_64")]
     Select(Box<select::Args>),
@@ -57,6 +59,7 @@ fn run(instrument: Instrument) -> anyhow::Result<()> {
         match instrument {
             Instrument::Engine(args) => engine::run(*args).await,
             Instrument::Load(args) => load::run(*args).await,
+            Instrument::Profile(args) => profile::run(*args).await,
             #[cfg(target_arch = "x86_64")]
             Instrument::Select(args) => select::run(*args).await,
             Instrument::Solve(args) => solve::run(&args),

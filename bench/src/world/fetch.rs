@@ -16,7 +16,7 @@ const PAGE_BYTES: u64 = 8 * 1024 * 1024;
 const WITHIN: Duration = Duration::from_secs(3);
 
 /// The status and body of a page.
-pub(super) async fn get(address: SocketAddr, path: &str) -> anyhow::Result<(u16, Vec<u8>)> {
+pub(crate) async fn get(address: SocketAddr, path: &str) -> anyhow::Result<(u16, Vec<u8>)> {
     tokio::time::timeout(WITHIN, exchange(address, path))
         .await
         .with_context(|| format!("http://{address}{path}: no answer within {WITHIN:?}"))?

@@ -17,7 +17,7 @@ use anyhow::{Context, bail, ensure};
 mod cast;
 mod checks;
 mod child;
-mod fetch;
+pub(crate) mod fetch;
 mod folder;
 mod relay;
 mod scene;
