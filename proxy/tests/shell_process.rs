@@ -40,7 +40,15 @@ fn the_ready_line_has_the_real_addresses() {
     let mut daemon = Daemon::start("pointsman-proxy", command, folder.path().join("proxy.log"));
     let ready = daemon.ready().clone();
     let keys: Vec<&String> = ready.as_object().unwrap().keys().collect();
-    let expected = ["admin", "io_driver", "listen", "listen_tls", "pid", "ready", "shards"];
+    let expected = [
+        "admin",
+        "io_driver",
+        "listen",
+        "listen_tls",
+        "pid",
+        "ready",
+        "shards",
+    ];
     let mut sorted = keys.clone();
     sorted.sort();
     assert_eq!(sorted, expected);

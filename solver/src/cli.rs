@@ -78,6 +78,9 @@ pub struct RunArgs {
     /// Address of the admin HTTP server; wins over the topology's `listen`.
     #[arg(long, value_name = "ADDR")]
     pub listen: Option<SocketAddr>,
+    /// Files for engines that want TLS or a token when they are asked for health and metrics.
+    #[arg(long, value_name = "FILE")]
+    pub credentials: Option<PathBuf>,
 }
 
 /// Arguments of `check`.

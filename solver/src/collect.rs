@@ -9,6 +9,7 @@ pub mod demand;
 pub mod engines;
 pub mod exposition;
 mod fetch;
+pub mod greeting;
 pub mod health;
 pub mod keys;
 pub mod names;

@@ -27,12 +27,18 @@ impl Solver {
     /// Starts a solver on this topology, with its run and state folders inside `folder`.
     #[must_use]
     pub fn start(folder: &Folder, topology: &str) -> Self {
+        Self::with(folder, topology, &[])
+    }
+
+    /// The same with more arguments.
+    #[must_use]
+    pub fn with(folder: &Folder, topology: &str, more: &[&str]) -> Self {
         let path = folder.write("topology.toml", topology);
         let mut command = Command::new(binary("pointsman-solver"));
         command.arg("run").arg("--topology").arg(path);
         command.arg("--run-dir").arg(folder.run_dir());
         command.arg("--state-dir").arg(folder.state_dir());
-        command.args(["--listen", "127.0.0.1:0"]);
+        command.args(["--listen", "127.0.0.1:0"]).args(more);
         let daemon = Daemon::start(
             "pointsman-solver",
             command,

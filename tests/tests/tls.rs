@@ -14,9 +14,10 @@ use pointsman_tests::both_drivers;
 use pointsman_tests::client::{Client, End, assert_error, chat};
 use pointsman_tests::engine::{Engine, Gate};
 use pointsman_tests::folder::Folder;
-use pointsman_tests::policy::Draft;
+use pointsman_tests::policy::{Draft, FRONTEND};
 use pointsman_tests::process::{Finished, run};
 use pointsman_tests::proxy::{Driver, Proxy};
+use pointsman_tests::solver::{Solver, await_policy};
 use pointsman_tests::tls::{Authority, Front, FrontRules, Leaf, SecureClient, greeting, replace};
 use pointsman_tests::wait::{LONG, SOON, eventually};
 use pointsman_tests::wire::Ending;
@@ -516,5 +517,116 @@ fn a_cut_inside_tls_is_no_end(driver: Driver) {
         let answer = proxy.ask(chat(false));
         assert_eq!((answer.text(), answer.ending), ("hello", ending));
         proxy.await_rest();
+    }
+}
+
+/// A topology of one engine with TLS.
+fn topology(engine: SocketAddr, server_name: &str) -> String {
+    format!(
+        r#"
+[solver]
+tick_ms = 200
+scrape_ms = 100
+scrape_timeout_ms = 90
+demand = "configured"
+
+[[frontends]]
+name = "{FRONTEND}"
+region = "a"
+
+[[engines]]
+name = "E1"
+region = "a"
+kind = "test"
+models = ["m"]
+address = "{engine}"
+protocol = "http1-tls"
+server_name = "{server_name}"
+credential = "gpu"
+capacity = {{ max_running = 8 }}
+
+[[rtt]]
+frontend = "{FRONTEND}"
+engine = "E1"
+ms = 1
+
+[[routes]]
+name = "chat"
+model = "m"
+prompt_tokens = 50
+output_tokens = 50
+
+[[demand]]
+frontend = "{FRONTEND}"
+route = "chat"
+priority = "default"
+rps = 1
+"#
+    )
+}
+
+#[test]
+fn the_solver_asks_an_engine_over_tls_and_believes_only_the_right_one() {
+    let engine = Engine::serving(|conn, request| match request.target().1 {
+        "/metrics" => {
+            let page = "vllm:num_requests_running 3\n";
+            conn.send(format!(
+                "HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\nContent-Length: {}\r\n\r\n{page}",
+                page.len()
+            ));
+        }
+        _ => {
+            conn.respond(200, "{}");
+        }
+    });
+    let (servers, clients) = (Authority::new("servers"), Authority::new("clients"));
+    let rules = FrontRules {
+        clients: Some(&clients),
+        ..FrontRules::default()
+    };
+    let front = Front::start(engine.address(), &servers.leaf(&["engine.test"]), &rules);
+    for (server_name, is_right) in [("engine.test", true), ("other.test", false)] {
+        let folder = Folder::new();
+        let ca = folder.write("ca.pem", &servers.pem());
+        let token = folder.write("token", "sk-1");
+        let (cert, key) = clients.leaf(&["solver.test"]).write(folder.path(), "own");
+        let text = format!(
+            "[credentials.gpu]\nca = '{}'\ncert = '{}'\nkey = '{}'\nbearer_file = '{}'\n",
+            ca.display(),
+            cert.display(),
+            key.display(),
+            token.display()
+        );
+        let file = folder
+            .write("credentials.toml", &text)
+            .display()
+            .to_string();
+        let topology = topology(front.address(), server_name);
+        let solver = Solver::with(&folder, &topology, &["--credentials", &file]);
+        let _ = await_policy(&folder, FRONTEND);
+        let of = |name: &str, labels: &[(&str, &str)]| solver.metrics().sum(name, labels);
+        if is_right {
+            eventually(SOON, "the engine is seen up", || {
+                (of("pointsman_solver_engine_up", &[("engine", "E1")]) == 1.0
+                    && of("pointsman_solver_scrapes_total", &[("engine", "E1")]) >= 1.0)
+                    .then_some(())
+            });
+            let requests = engine.requests();
+            assert!(requests.len() >= 2);
+            for request in requests {
+                assert_eq!(request.header("authorization"), Some("Bearer sk-1"));
+            }
+        } else {
+            let asked = engine.requests().len();
+            let reason = [("engine", "E1"), ("reason", "tls")];
+            eventually(SOON, "the error is counted", || {
+                (of("pointsman_solver_scrape_errors_total", &reason) >= 1.0).then_some(())
+            });
+            assert!(
+                !solver.metrics().has("pointsman_solver_engine_up"),
+                "not judged"
+            );
+            assert_eq!(engine.requests().len(), asked, "it was asked nothing");
+        }
     }
 }

@@ -18,6 +18,7 @@ use tokio::time::{Instant, sleep_until};
 use super::aliases::{SIGNALS, Signal};
 use super::exposition::{self, Page, Readings};
 use super::fetch::{Answer, Client, Failure, Query};
+use super::greeting::Credential;
 use super::health::{Check, HealthTrack};
 use super::names::Names;
 use super::pace::{Pace, Reason};
@@ -44,8 +45,24 @@ pub struct Target {
     pub health_path: String,
     /// Path of its metrics; `None` where it has none.
     pub metrics_path: Option<String>,
-    /// It speaks HTTP/1.1 in the clear. Others are not asked: their health stays unknown.
-    pub plain: bool,
+    /// How it is greeted.
+    pub greeting: Greeting,
+}
+
+/// How an engine is greeted.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Greeting {
+    /// With HTTP/1.1.
+    Clear(Credential),
+    /// With TLS, and HTTP/1.1 inside.
+    Tls {
+        /// The name that it must prove.
+        server_name: String,
+        /// What it asks of us, and who vouches for it.
+        credential: Credential,
+    },
+    /// Not at all, for this reason: its health stays unknown.
+    NotAsked(Reason),
 }
 
 /// How often and how long engines are asked.
@@ -128,8 +145,8 @@ pub async fn follow(
     metrics: Arc<Metrics>,
 ) {
     let mut scraper = Scraper::new(target, board, metrics);
-    if !scraper.target.plain {
-        scraper.note(Some(Reason::ProtocolUnsupported));
+    if let Greeting::NotAsked(reason) = scraper.target.greeting {
+        scraper.note(Some(reason));
         return std::future::pending().await;
     }
     let timeout = rhythm.timeout.min(rhythm.period.mul_f64(0.9));
@@ -209,6 +226,11 @@ impl Scraper {
         }
         let path = self.target.health_path.clone();
         let answer = self.fetch(&path, deadline, HEALTH_BYTES).await;
+        // Whom we do not trust the proxies may: their authorities are their own. So nothing is said
+        // about its health, and its metrics' error tells why.
+        if matches!(answer, Err(Failure::Tls)) {
+            return;
+        }
         let check = match &answer {
             Ok(answer) if answer.status == StatusCode::OK => Check::Well,
             Ok(_) => Check::Failed,
@@ -264,9 +286,19 @@ impl Scraper {
         deadline: Instant,
         body_bytes: usize,
     ) -> Result<Answer, Failure> {
+        let (server_name, credential) = match &self.target.greeting {
+            Greeting::Clear(credential) => (None, credential),
+            Greeting::Tls {
+                server_name,
+                credential,
+            } => (Some(&**server_name), credential),
+            Greeting::NotAsked(_) => return Err(Failure::Protocol),
+        };
         let query = Query {
             addresses: &self.addresses,
             authority: &self.target.authority,
+            server_name,
+            credential,
             path,
             deadline,
             body_bytes,
@@ -379,6 +411,7 @@ fn reason(failure: Failure) -> Reason {
         Failure::Timeout => Reason::Timeout,
         Failure::Reset => Reason::Reset,
         Failure::Protocol => Reason::Protocol,
+        Failure::Tls => Reason::Tls,
     }
 }
 

@@ -19,6 +19,10 @@ pub enum Reason {
     Reset,
     /// The answer is not HTTP/1.1; a TLS port, for one.
     Protocol,
+    /// The engine could not be verified, or refused our certificate.
+    Tls,
+    /// The topology names a credential that this host's solver does not have.
+    UnknownCredential,
     /// 401 or 403.
     Unauthorized,
     /// 404 or 410.
@@ -45,6 +49,8 @@ impl Reason {
             Self::Timeout => "timeout",
             Self::Reset => "reset",
             Self::Protocol => "protocol",
+            Self::Tls => "tls",
+            Self::UnknownCredential => "unknown_credential",
             Self::Unauthorized => "unauthorized",
             Self::NotFound => "not_found",
             Self::Redirect => "redirect",
@@ -60,6 +66,8 @@ impl Reason {
         matches!(
             self,
             Self::Protocol
+                | Self::Tls
+                | Self::UnknownCredential
                 | Self::Unauthorized
                 | Self::NotFound
                 | Self::Redirect

@@ -58,7 +58,7 @@ impl Reloader {
             current: parts.current.clone(),
             core: parts.core.clone(),
             engines: parts.engines.clone(),
-            collectors: Mutex::default(),
+            collectors: Mutex::new(Collectors::new(parts.credentials.clone())),
             wanted: Notify::new(),
         }
     }

@@ -12,22 +12,34 @@ use tokio::time::{Instant, sleep};
 
 use super::shared::Shared;
 use super::supervise::{self, Patience, Supervised};
-use crate::collect::engines::{self, Rhythm, Target};
+use crate::collect::engines::{self, Greeting, Rhythm, Target};
+use crate::collect::greeting::{Credential, Credentials};
 use crate::collect::names;
-use crate::model::topology::{EngineId, Topology};
+use crate::collect::pace::Reason;
+use crate::model::topology::{Engine, EngineId, Topology};
 
 /// The first pass waits this long for names and for a first look at every engine: a restart should
 /// not plan for engines that are known to be down.
 const FIRST_LOOK: Duration = Duration::from_millis(1_500);
 
 /// The running collectors.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Collectors {
+    credentials: Arc<Credentials>,
     names: BTreeMap<String, Supervised>,
     engines: BTreeMap<String, (Target, Rhythm, Supervised)>,
 }
 
 impl Collectors {
+    /// None yet; engines will be asked with these credentials.
+    pub(crate) fn new(credentials: Arc<Credentials>) -> Self {
+        Self {
+            credentials,
+            names: BTreeMap::new(),
+            engines: BTreeMap::new(),
+        }
+    }
+
     /// Ends, starts and restarts tasks so that they are those of `shared`'s topology.
     pub(crate) fn follow(&mut self, shared: &Arc<Shared>) {
         let topology = &shared.topology;
@@ -50,7 +62,10 @@ impl Collectors {
                 .entry(name.clone())
                 .or_insert_with(|| look_up(shared, name));
         }
-        let targets = topology.engine_ids().filter_map(|id| target(topology, id));
+        let credentials = &self.credentials;
+        let targets = topology
+            .engine_ids()
+            .filter_map(|id| target(topology, credentials, id));
         let targets: BTreeMap<String, Target> = targets
             .map(|target| (target.engine.clone(), target))
             .collect();
@@ -80,13 +95,13 @@ impl Collectors {
 }
 
 /// Waits until every name has an address and every engine was asked once, but not for long.
-pub(super) async fn first_look(shared: &Shared) {
+pub(super) async fn first_look(shared: &Shared, credentials: &Credentials) {
     let topology = &shared.topology;
     let names = all_names(topology);
     let targets: Vec<Target> = topology
         .engine_ids()
-        .filter_map(|id| target(topology, id))
-        .filter(|t| t.plain)
+        .filter_map(|id| target(topology, credentials, id))
+        .filter(|target| !matches!(target.greeting, Greeting::NotAsked(_)))
         .collect();
     let unasked = |target: &Target| shared.board.observation(&target.engine).health_at.is_none();
     let deadline = Instant::now() + FIRST_LOOK;
@@ -146,7 +161,7 @@ fn all_names(topology: &Topology) -> BTreeSet<String> {
 }
 
 /// Where to ask an engine: its default address, else the first frontend's.
-fn target(topology: &Topology, id: EngineId) -> Option<Target> {
+fn target(topology: &Topology, credentials: &Credentials, id: EngineId) -> Option<Target> {
     let engine = &topology.engines[id.0];
     let by_frontend = engine.address.by_frontend.first().map(|(_, name)| name);
     let address = engine.address.default.as_ref().or(by_frontend)?;
@@ -156,6 +171,32 @@ fn target(topology: &Topology, id: EngineId) -> Option<Target> {
         authority: engine.authority.clone().unwrap_or_else(|| address.clone()),
         health_path: engine.health_path.clone(),
         metrics_path: engine.metrics_path.clone(),
-        plain: engine.protocol == Protocol::Http1,
+        greeting: greeting(engine, credentials, address),
     })
+}
+
+fn greeting(engine: &Engine, credentials: &Credentials, address: &str) -> Greeting {
+    let Some(credential) = credentials.find(&engine.credential) else {
+        // Where this host has no credentials at all, engines in the clear are asked without.
+        return match engine.protocol {
+            Protocol::Http1 => Greeting::Clear(Credential::default()),
+            _ => Greeting::NotAsked(Reason::UnknownCredential),
+        };
+    };
+    match engine.protocol {
+        Protocol::Http1 => Greeting::Clear(credential),
+        // Servers with HTTP/2 over TLS speak HTTP/1.1 to those who offer only that.
+        Protocol::Http1Tls | Protocol::Http2Tls => Greeting::Tls {
+            server_name: server_name(engine, address),
+            credential,
+        },
+        Protocol::Http2 => Greeting::NotAsked(Reason::ProtocolUnsupported),
+    }
+}
+
+/// The name that an engine must prove: the one that the policy tells the proxies.
+fn server_name(engine: &Engine, address: &str) -> String {
+    let host = address.rsplit_once(':').map_or(address, |(host, _)| host);
+    let host = host.trim_start_matches('[').trim_end_matches(']');
+    engine.server_name.as_deref().unwrap_or(host).to_owned()
 }

@@ -17,6 +17,7 @@ use super::passes::{self, Core};
 use super::shared::Shared;
 use crate::cli::RunArgs;
 use crate::collect::demand::Demand;
+use crate::collect::greeting::Credentials;
 use crate::collect::keys::Keys;
 use crate::collect::signals::Pages;
 use crate::error::Error;
@@ -41,6 +42,8 @@ pub(crate) struct Parts {
     pub(crate) admin: SocketAddr,
     pub(crate) control: ControlSocket,
     pub(crate) places: Places,
+    /// What engines ask of this host's solver.
+    pub(crate) credentials: Arc<Credentials>,
 }
 
 /// Opens everything; the first thing that is wrong ends it.
@@ -49,6 +52,10 @@ pub(super) fn set_up(args: &RunArgs) -> Result<Parts, Error> {
     for warning in &topology.warnings {
         tracing::warn!(topology = %args.topology.display(), "{warning}");
     }
+    let credentials = match &args.credentials {
+        Some(path) => Credentials::load(path).map_err(Error::Other)?,
+        None => Credentials::default(),
+    };
     let (run_dir, state_dir) = folders(args, &topology);
     let listen = args.listen.or(topology.settings.listen);
     let listen = listen.unwrap_or(SocketAddr::from(([127, 0, 0, 1], 0)));
@@ -99,6 +106,7 @@ pub(super) fn set_up(args: &RunArgs) -> Result<Parts, Error> {
             run_dir,
             state_dir,
         },
+        credentials: Arc::new(credentials),
     })
 }
 

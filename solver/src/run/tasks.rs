@@ -28,6 +28,7 @@ pub(super) async fn start(parts: Parts, reloader: Arc<Reloader>) -> Vec<Supervis
         engines,
         listener,
         control,
+        credentials,
         ..
     } = parts;
     let shared = current.shared();
@@ -37,7 +38,7 @@ pub(super) async fn start(parts: Parts, reloader: Arc<Reloader>) -> Vec<Supervis
     tasks.push(supervised(&shared, "api", move || {
         api::serve(served.clone(), listener.try_clone())
     }));
-    collectors::first_look(&shared).await;
+    collectors::first_look(&shared, &credentials).await;
     let (passed, mut passes) = watch::channel(0);
     let passing = current.clone();
     tasks.push(supervised(&shared, "passes", move || {

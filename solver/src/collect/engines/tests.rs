@@ -12,7 +12,7 @@ fn target(address: &str) -> Target {
         authority: "engine.example".into(),
         health_path: "/health".into(),
         metrics_path: Some("/metrics".into()),
-        plain: true,
+        greeting: Greeting::Clear(Credential::default()),
     }
 }
 
@@ -389,7 +389,7 @@ async fn g09_rounds_never_overlap_and_an_engine_of_another_protocol_is_not_asked
 
     let other = Target {
         engine: "tls".into(),
-        plain: false,
+        greeting: Greeting::NotAsked(Reason::ProtocolUnsupported),
         ..target
     };
     let task = follow(
