@@ -15,10 +15,12 @@ mod mend;
 pub mod network;
 mod separable;
 mod verify;
+mod warm;
 
 use super::plan::Terms;
 use super::problem::{Problem, Source};
 use super::topology::Method;
+pub use warm::Warm;
 use curve::Curve;
 
 pub use margins::{EngineMargin, Margins, SourceMargin, margins};
@@ -130,10 +132,26 @@ impl Solution {
 ///
 /// Any status but [`Status::Optimal`].
 pub fn optimise(problem: &Problem) -> Result<Solution, Status> {
+    optimise_from(problem, None).map(|(solution, _)| solution)
+}
+
+/// Solves a problem from what an earlier solve left, and tells what this one leaves: nothing with
+/// the method `lp`. What is left says where to begin, and is not used where it does not fit.
+///
+/// # Errors
+///
+/// Any status but [`Status::Optimal`].
+pub fn optimise_from(
+    problem: &Problem,
+    warm: Option<&Warm>,
+) -> Result<(Solution, Option<Warm>), Status> {
     refuse_bad_numbers(problem)?;
     match problem.method {
-        Method::Lp => by_program(problem),
-        Method::Network => flow::optimise(problem),
+        Method::Lp => by_program(problem).map(|solution| (solution, None)),
+        Method::Network => {
+            let (solution, warm) = flow::optimise(problem, warm)?;
+            Ok((solution, Some(warm)))
+        }
     }
 }
 
@@ -141,6 +159,8 @@ pub fn optimise(problem: &Problem) -> Result<Solution, Status> {
 fn by_program(problem: &Problem) -> Result<Solution, Status> {
     let mut mix = spread(problem);
     let first = Curve::all(problem, &mix, &mix);
+    // One factor for all rounds: their costs are compared.
+    let (_, shed_factor) = lp::dearest(problem, &first);
     let rounds = if first.iter().all(|c| c.uniform) {
         1
     } else {
@@ -149,7 +169,7 @@ fn by_program(problem: &Problem) -> Result<Solution, Status> {
     let mut best: Option<Solution> = None;
     let mut curves = first;
     for round in 1..=rounds {
-        let answer = lp::solve(problem, &curves)?;
+        let answer = lp::solve(problem, &curves, shed_factor)?;
         let mut solution = verify::verify(problem, answer)?;
         solution.rounds = round;
         blend(&mut mix, &solution.shares, round);

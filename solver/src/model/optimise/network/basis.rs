@@ -3,8 +3,10 @@
 //! Not the tree. The flows of an optimum nearly are its tree, they stay true when engines come
 //! and go or prices change, and an operator can read them.
 
+use serde::{Deserialize, Serialize};
+
 /// Work that a source sends to an engine.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Flow {
     /// The source.
     pub source: u32,
@@ -15,7 +17,7 @@ pub struct Flow {
 }
 
 /// An answer to start from.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Basis {
     /// By source, then engine.
     pub flows: Vec<Flow>,

@@ -46,8 +46,9 @@ pub struct SourceSide {
     pub previous: Option<Vec<f64>>,
     /// What moving one request costs, milliseconds.
     pub movement_ms: f64,
-    /// Most of the demand that one engine is to get, where the rest has somewhere to go.
-    pub max_share: Option<f64>,
+    /// By way: most of the demand that it is to get, where the rest has somewhere to go; 1 and
+    /// more is no bound. Empty where none is bounded.
+    pub most: Vec<f64>,
     /// What a request beyond that share costs, milliseconds: under what refusing costs.
     pub over_share_ms: f64,
 }
@@ -149,7 +150,12 @@ impl Statement {
         for side in &self.sources {
             let most = side.ways.iter().map(|w| w.cost_ms).fold(0.0, f64::max);
             latency = latency.max(most / side.work);
-            let extra = most + side.movement_ms + side.over_share_ms;
+            let over_share_ms = if side.most.is_empty() {
+                0.0
+            } else {
+                side.over_share_ms
+            };
+            let extra = most + side.movement_ms + over_share_ms;
             let shed = side.shed.iter().map(|p| p.slope).fold(extra, f64::max);
             dearest = dearest.max(shed / side.work);
         }
@@ -167,7 +173,6 @@ impl Statement {
                 ("rps", side.rps),
                 ("movement_ms", side.movement_ms),
                 ("over_share_ms", side.over_share_ms),
-                ("max_share", side.max_share.unwrap_or(1.0)),
             ];
             let costs = side.ways.iter().map(|w| ("cost_ms", w.cost_ms));
             let shed = side
@@ -179,7 +184,9 @@ impl Statement {
                 .iter()
                 .flatten()
                 .map(|w| ("previous weight", *w));
-            for (name, value) in rest.into_iter().chain(costs).chain(shed).chain(weights) {
+            let most = side.most.iter().map(|share| ("most", *share));
+            let rest = rest.into_iter().chain(most);
+            for (name, value) in rest.chain(costs).chain(shed).chain(weights) {
                 number(&at, name, value)?;
             }
             positive(&at, "work", side.work)?;
@@ -190,6 +197,7 @@ impl Statement {
                     .previous
                     .as_ref()
                     .is_some_and(|p| p.len() != side.ways.len())
+                || !(side.most.is_empty() || side.most.len() == side.ways.len())
                 || side.shed.is_empty()
             {
                 let what =
@@ -222,18 +230,14 @@ impl SourceSide {
         } else {
             0.0
         };
-        let over = if self.max_share.is_some() {
-            self.over_share_ms
-        } else {
-            0.0
-        };
-        let most = self
-            .max_share
-            .map_or(demand, |share| (demand as f64 * share).floor() as i64);
+        let most = |place: usize| self.most.get(place).copied().filter(|share| *share < 1.0);
+        let over = |place: usize| most(place).map_or(0.0, |_| self.over_share_ms);
         let kept = self.kept(demand);
         let mut parts = Vec::new();
         for (place, way) in self.ways.iter().enumerate() {
-            let place_kept = kept.get(place).map_or(0, |k| *k).min(most);
+            let bound = most(place).map(|share| (demand as f64 * share).floor() as i64);
+            let place_kept = kept.get(place).map_or(0, |k| *k);
+            let place_kept = place_kept.min(bound.unwrap_or(demand));
             let mut part = |width: i64, ms: f64| {
                 if width > 0 {
                     parts.push(Part {
@@ -244,8 +248,8 @@ impl SourceSide {
                 }
             };
             part(place_kept, way.cost_ms - half);
-            if self.max_share.is_some() {
-                part(most - place_kept, way.cost_ms + half);
+            if let Some(bound) = bound {
+                part(bound - place_kept, way.cost_ms + half);
             }
         }
         let stays = kept.iter().sum::<i64>() as f64 / units.flow;
@@ -253,7 +257,8 @@ impl SourceSide {
         let costs = self
             .ways
             .iter()
-            .map(|w| cost(w.cost_ms + half + over))
+            .enumerate()
+            .map(|(place, w)| cost(w.cost_ms + half + over(place)))
             .collect();
         let mut shed = self.shed.clone();
         shed.sort_by(|a, b| a.slope.total_cmp(&b.slope));

@@ -130,7 +130,7 @@ fn four_near_equal_engines_do_not_flip_and_a_cap_spreads() {
                 width: 50.0,
                 slope: 40_000.0,
             }],
-            max_share: Some(0.6),
+            most: vec![0.6; 2],
             over_share_ms: 1_000.0,
             ..SourceSide::default()
         };

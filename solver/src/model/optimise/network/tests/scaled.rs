@@ -50,7 +50,10 @@ fn statement(rng: &mut StdRng, equal: bool) -> Statement {
             shed: shed.to_vec(),
             previous: rng.random_bool(0.5).then_some(previous),
             movement_ms: rng.random_range(0.0..5.0),
-            max_share: rng.random_bool(0.3).then_some(0.6),
+            most: match rng.random_bool(0.3) {
+                true => vec![0.6; ways.len()],
+                false => Vec::new(),
+            },
             over_share_ms: 1_000.0,
             ways,
         }
@@ -76,15 +79,14 @@ fn float_oracle(statement: &Statement) -> f64 {
         for piece in &side.shed {
             row.push((program.add_var(piece.slope, (0.0, piece.width)), 1.0));
         }
-        let most = side.max_share.map_or(1.0, |m| m) * side.rps;
+        let most = side.most.first().copied().unwrap_or(1.0) * side.rps;
         for (i, way) in side.ways.iter().enumerate() {
             let stands = side.previous.as_ref().map_or(0.0, |p| p[i]) * side.rps;
             offset += half * stands;
             let kept = stands.min(most);
-            let over = if side.max_share.is_some() {
-                side.over_share_ms
-            } else {
-                0.0
+            let over = match side.most.is_empty() {
+                true => 0.0,
+                false => side.over_share_ms,
             };
             let costs = [
                 way.cost_ms - half,
@@ -224,7 +226,7 @@ fn weights_that_stand_keep_all_of_the_demand() {
         let scaled = statement.scaled().expect("valid");
         for (side, source) in statement.sources.iter().zip(&scaled.instance.sources) {
             let kept: i64 = source.parts.iter().map(|p| p.width).sum();
-            if side.previous.is_some() && side.max_share.is_none() && !side.ways.is_empty() {
+            if side.previous.is_some() && side.most.is_empty() && !side.ways.is_empty() {
                 assert_eq!(kept, source.demand);
             }
         }
