@@ -25,7 +25,7 @@ use pointsman_shm::policy::{Mode, Policy};
 use crate::model::block_load::Hot;
 use crate::model::compose::{Heading, Parts, compose};
 use crate::model::explain::Ground;
-use crate::model::optimise::{Status, optimise};
+use crate::model::optimise::{Status, optimise, optimise_from};
 use crate::model::plan::Plan;
 use crate::model::topology::{FrontendId, Topology};
 use world::World;
@@ -114,8 +114,12 @@ pub fn tick(topology: &Topology, state: &mut TickState, inputs: &Inputs) -> Tick
     }
     let mut world = World::new(topology, state, inputs);
     let problem = world.problem(topology, true);
-    let solution = match optimise(&problem) {
-        Ok(solution) => solution,
+    let warm = state.warm.take();
+    let solution = match optimise_from(&problem, warm.as_ref()) {
+        Ok((solution, warm)) => {
+            state.warm = warm;
+            solution
+        }
         Err(status) => return failed(state, status, world.notes, held),
     };
     world.note_overload(topology, &problem, &solution);

@@ -253,11 +253,7 @@ fn general_work_is_never_over_a_true_capacity() {
     println!("gap to lp: median {median:.5}, worst {worst:.5}; separability error {error:.3}");
     assert!(error > 0.05, "the work is not separable: {error}");
     assert!(median <= 0.005, "median {median}");
-    // Two fleets of a hundred, both nearly full, are beyond 3 %.
-    assert!(
-        gaps.iter().filter(|g| g.0 > 0.03).count() <= 2 && worst <= 0.12,
-        "worst {worst}"
-    );
+    assert!(worst <= 0.03, "worst {worst}");
 }
 
 #[test]
@@ -313,6 +309,7 @@ fn scaled(base: &Problem, costs: bool, factor: f64) -> Problem {
     let mut problem = base.clone();
     let (cost, rate) = if costs { (factor, 1.0) } else { (1.0, factor) };
     problem.over_step_ms *= cost;
+    problem.over_share_ms *= cost;
     for engine in &mut problem.engines {
         engine.capacity *= rate;
         engine.over_safe_ms *= cost;
@@ -412,14 +409,14 @@ fn the_worked_examples_have_the_same_numbers() {
     ] {
         let file = data.join(format!("{name}.toml"));
         let text = std::fs::read_to_string(&file).expect("the example");
-        let asked = text.replacen("[solver]\n", "[solver]\nmethod = \"network\"\n", 1);
+        let asked = text.replacen("[solver]\n", "[solver]\nmethod = \"lp\"\n", 1);
         assert_ne!(asked, text, "{name} has a section of the solver");
         let other = folder.path().join(format!("{name}.toml"));
         std::fs::write(&other, asked).expect("a file");
         let (got, expected) = (plan(&other), plan(&file));
         assert_eq!(
             (&got["method"], &expected["method"]),
-            (&"network".into(), &"lp".into())
+            (&"lp".into(), &"network".into())
         );
         same(name, &got, &expected);
     }

@@ -149,9 +149,9 @@ pub struct Settings {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Method {
     /// A general linear program in floats.
-    #[default]
     Lp,
     /// A network simplex in integers.
+    #[default]
     Network,
 }
 

@@ -6,6 +6,7 @@ use xxhash_rust::xxh3::xxh3_64;
 
 use super::blocks;
 use super::gates::{self, Held, Memory};
+use crate::model::optimise::Warm;
 use crate::model::registry::Registry;
 use crate::model::topology::{FrontendId, Topology};
 
@@ -22,6 +23,8 @@ pub struct TickState {
     pub(super) gates: Memory,
     /// What is believed of load by block of the key space.
     pub(super) blocks: blocks::Memory,
+    /// What the last solve left for the next one to begin with.
+    pub(super) warm: Option<Warm>,
     /// By frontend: what stands published.
     pub(super) standing: Vec<Standing>,
 }
@@ -59,6 +62,7 @@ impl TickState {
             counters: Counters::default(),
             gates: Memory::default(),
             blocks: blocks::Memory::default(),
+            warm: None,
             standing: vec![Standing::default(); topology.frontends.len()],
         }
     }
@@ -114,6 +118,8 @@ impl TickState {
         };
         let mut state = Self {
             standing: new.frontends.iter().map(one).collect(),
+            // By numbers of the old topology.
+            warm: None,
             ..self.clone()
         };
         state.gates.carry(old, new);

@@ -76,8 +76,8 @@ fn settings(source: &Source<'_>, raw: &raw::Solver) -> Result<Settings, Topology
         tick_ms: ms("tick_ms", &raw.tick_ms, 2_000)?,
         mode: raw.mode.map_or(Mode::Control, mode),
         method: match raw.method {
-            Some(raw::Method::Network) => Method::Network,
-            Some(raw::Method::Lp) | None => Method::Lp,
+            Some(raw::Method::Lp) => Method::Lp,
+            Some(raw::Method::Network) | None => Method::Network,
         },
         headroom: headroom(source, raw)?,
         demand: match raw.demand {
