@@ -68,6 +68,8 @@ names! {
         "When a certificate of this host ends, seconds since 1970.";
     SECRET_RELOADS Counter "pointsman_proxy_secret_reloads_total"
         "Changed files of certificates, keys and tokens, by outcome.";
+    FLOODS Counter "pointsman_proxy_floods_total"
+        "HTTP/2 connections of clients ended because they did too much for nothing.";
     SLOW_RESETS Counter "pointsman_proxy_slow_resets_total"
         "Streams broken off because they held most of the memory for slow clients.";
     POLICY_VERSION Gauge "pointsman_proxy_policy_version"

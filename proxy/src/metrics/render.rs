@@ -84,6 +84,7 @@ fn requests(text: &mut Text, page: &Page<'_>) {
         names::CLIENT_CANCELS,
         sum(page, |shard| shard.client_cancels.value()),
     );
+    text.one(names::FLOODS, sum(page, |shard| shard.floods.value()));
     text.one(
         names::SLOW_RESETS,
         sum(page, |shard| shard.slow_resets.value()),

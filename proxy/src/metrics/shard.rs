@@ -40,6 +40,8 @@ pub struct ShardMetrics {
     pub client_cancels: Counter,
     /// Streams broken off because they held most of the memory for slow clients.
     pub slow_resets: Counter,
+    /// HTTP/2 connections of clients ended because they did too much for nothing.
+    pub floods: Counter,
     /// Panics that ended one connection.
     pub panics: Counter,
     /// Client time to first token.
@@ -99,6 +101,7 @@ impl Default for ShardMetrics {
             connection_replays: Counter::default(),
             client_cancels: Counter::default(),
             slow_resets: Counter::default(),
+            floods: Counter::default(),
             panics: Counter::default(),
             ttft: Histogram::default(),
             client_tls: TlsMetrics::default(),

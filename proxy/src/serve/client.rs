@@ -10,24 +10,31 @@ use std::pin::pin;
 use std::rc::Rc;
 use std::task::{Context, Poll, ready};
 
-use monoio::buf::IoBuf;
+use bytes::Bytes;
+use h2::Reason;
 
 use super::alarm::{Alarm, Alarms, Ring};
 use super::flow::{Flow, Step};
+use super::h2::{AnswerOut, BodyIn};
 use super::inbound::{Filled, Inbound, ReadAhead};
+use super::incoming::Incoming;
 use super::sys::Socket;
 use crate::clock::monotonic_ns;
 use crate::error::Error;
+use crate::wire::answer::CONTINUE;
+use crate::wire::head::{HeadLimits, HeadSearch};
+use crate::wire::http2_head::client_response;
+use crate::wire::response_head::ResponseHead;
 
 /// Times in one turn that a body is moved along before other tasks get theirs.
 const MOVES: u32 = 16;
 
 /// One client connection.
 pub(crate) struct Client {
-    /// Its socket.
-    pub(crate) socket: Rc<Socket>,
+    /// What is written to it.
+    pub(crate) outbound: Outbound,
     /// What it sends.
-    pub(crate) inbound: Inbound,
+    pub(crate) inbound: Incoming,
     /// The deadline of the present phase.
     pub(crate) alarm: Alarm,
     /// The deadline of the whole request; `u64::MAX` for none.
@@ -39,6 +46,14 @@ pub(crate) struct Client {
     /// Time between two reads of a body, milliseconds.
     pub(crate) body_ms: u64,
     read_ahead: ReadAhead,
+}
+
+/// The client's receiving side.
+pub(crate) enum Outbound {
+    /// An HTTP/1.1 connection.
+    Socket(Rc<Socket>),
+    /// An HTTP/2 stream.
+    Stream(Rc<AnswerOut>),
 }
 
 /// Why work for a client was broken off.
@@ -63,8 +78,8 @@ impl Client {
         read_ahead: ReadAhead,
     ) -> Self {
         Self {
-            inbound: Inbound::new(Rc::clone(&socket)),
-            socket,
+            inbound: Incoming::Socket(Inbound::new(Rc::clone(&socket))),
+            outbound: Outbound::Socket(socket),
             alarm: alarms.add(),
             total_due_ns: u64::MAX,
             half_close,
@@ -72,6 +87,28 @@ impl Client {
             body_ms: u64::MAX / 2_000_000,
             read_ahead,
         }
+    }
+
+    /// The client at the other end of an HTTP/2 stream.
+    pub(crate) fn of_stream(body: BodyIn, answer: Rc<AnswerOut>, alarms: &Rc<Alarms>) -> Self {
+        Self {
+            inbound: Incoming::Stream(Box::new(body)),
+            outbound: Outbound::Stream(answer),
+            alarm: alarms.add(),
+            total_due_ns: u64::MAX,
+            half_close: true,
+            flow: None,
+            body_ms: u64::MAX / 2_000_000,
+            read_ahead: ReadAhead {
+                bytes: 0,
+                requests: 0,
+            },
+        }
+    }
+
+    /// Whether its bodies come without framing, and end with their stream.
+    pub(crate) fn is_stream(&self) -> bool {
+        matches!(self.outbound, Outbound::Stream(_))
     }
 
     /// Sets the present phase's deadline; the whole request's may come first.
@@ -119,10 +156,7 @@ impl Client {
     /// that the work may go on.
     fn poll_client(&mut self, context: &mut Context<'_>) -> Poll<Option<Interrupt>> {
         let Some(flow) = self.flow.clone() else {
-            let gone = self
-                .inbound
-                .poll_gone(self.read_ahead, self.half_close, context);
-            return gone.map(|()| Some(Interrupt::Gone));
+            return self.poll_gone(context).map(|()| Some(Interrupt::Gone));
         };
         match ready!(flow.poll_fill(&mut self.inbound, context)) {
             Step::Moved => {
@@ -132,13 +166,30 @@ impl Client {
                 Poll::Ready(None)
             }
             Step::Full => {
-                let gone = self.inbound.poll_unread(self.half_close, context);
+                let gone = match (&self.outbound, &mut self.inbound) {
+                    (Outbound::Stream(answer), _) => answer.poll_reset(context),
+                    (Outbound::Socket(_), Incoming::Socket(inbound)) => {
+                        inbound.poll_unread(self.half_close, context)
+                    }
+                    (Outbound::Socket(_), Incoming::Stream(_)) => Poll::Pending,
+                };
                 gone.map(|()| Some(Interrupt::Gone))
             }
             Step::Failed if flow.error() == Some(Error::ClientGone) => {
                 Poll::Ready(Some(Interrupt::Gone))
             }
             Step::Failed => Poll::Ready(Some(Interrupt::BadBody)),
+        }
+    }
+
+    /// Ready when the client left.
+    fn poll_gone(&mut self, context: &mut Context<'_>) -> Poll<()> {
+        match (&self.outbound, &mut self.inbound) {
+            (Outbound::Stream(answer), _) => answer.poll_reset(context),
+            (Outbound::Socket(_), Incoming::Socket(inbound)) => {
+                inbound.poll_gone(self.read_ahead, self.half_close, context)
+            }
+            (Outbound::Socket(_), Incoming::Stream(_)) => Poll::Pending,
         }
     }
 
@@ -158,31 +209,103 @@ impl Client {
         .await
     }
 
-    /// Writes all of `buffer` to the client and gives it back. A client that cannot be written to
-    /// is one that left.
-    pub(crate) async fn write<T: IoBuf>(&mut self, buffer: T) -> Result<T, Interrupt> {
-        let socket = Rc::clone(&self.socket);
-        let (result, buffer) = self.during(socket.write_all(buffer)).await?;
-        match result {
-            Ok(()) => Ok(buffer),
-            Err(_) => Err(Interrupt::Gone),
+    /// Writes all of `buffer` to the client and gives it back; `ends` says that its answer ends with
+    /// it. A client that cannot be written to is one that left.
+    pub(crate) async fn write(
+        &mut self,
+        buffer: Vec<u8>,
+        ends: bool,
+    ) -> Result<Vec<u8>, Interrupt> {
+        let written = match &self.outbound {
+            Outbound::Socket(socket) => {
+                let socket = Rc::clone(socket);
+                let (result, buffer) = self.during(socket.write_all(buffer)).await?;
+                result.is_ok().then_some(buffer)
+            }
+            Outbound::Stream(answer) => {
+                let answer = Rc::clone(answer);
+                let mut rest = Bytes::copy_from_slice(&buffer);
+                let send = poll_fn(|context| answer.poll_send(&mut rest, ends, context));
+                self.during(send).await?.is_ok().then_some(buffer)
+            }
+        };
+        written.ok_or(Interrupt::Gone)
+    }
+
+    /// Writes a whole answer of ours, which is text of HTTP/1.1.
+    pub(crate) async fn write_page(&mut self, page: Vec<u8>) -> Result<Vec<u8>, Interrupt> {
+        match self.hold_page(&page) {
+            Some(body) => self.write(body, true).await,
+            None => self.write(page, true).await,
         }
     }
 
-    /// Writes all of `buffer` though the client may already have left: the last words on a
+    /// Writes a whole answer of ours though the client may already have left: the last words on a
     /// connection.
-    pub(crate) async fn write_last(&mut self, buffer: Vec<u8>) -> io::Result<()> {
-        let socket = Rc::clone(&self.socket);
-        let mut write = pin!(socket.write_all(buffer));
+    pub(crate) async fn write_last(&mut self, page: Vec<u8>) -> io::Result<()> {
+        let body = self.hold_page(&page);
+        let (outbound, alarm) = (&self.outbound, &self.alarm);
+        let mut write = pin!(async {
+            match outbound {
+                Outbound::Socket(socket) => socket.write_all(page).await.0,
+                Outbound::Stream(answer) => {
+                    let mut rest = Bytes::from(body.unwrap_or_default());
+                    let send = poll_fn(|context| answer.poll_send(&mut rest, true, context));
+                    let sent = send.await;
+                    sent.map_err(|_| io::ErrorKind::ConnectionReset.into())
+                }
+            }
+        });
         poll_fn(|context| {
-            if let Poll::Ready((result, _)) = write.as_mut().poll(context) {
+            if let Poll::Ready(result) = write.as_mut().poll(context) {
                 return Poll::Ready(result);
             }
-            self.alarm
+            alarm
                 .poll(context)
                 .map(|_| Err(io::ErrorKind::TimedOut.into()))
         })
         .await
+    }
+
+    /// Asks a client for its body that may be waiting for that.
+    pub(crate) async fn say_continue(&mut self) -> Result<(), Interrupt> {
+        if let Outbound::Stream(answer) = &self.outbound {
+            answer.say_continue();
+            return Ok(());
+        }
+        self.write(CONTINUE.to_vec(), false).await.map(drop)
+    }
+
+    /// Makes sure that the client cannot take a broken answer for a whole one. Over HTTP/1.1 a
+    /// missing last chunk and a missing byte say so by themselves; an answer that ends by closing
+    /// needs a reset, and a stream always does.
+    pub(crate) fn break_answer(&self, ends_by_close: bool, reason: Reason) {
+        match &self.outbound {
+            Outbound::Socket(socket) if ends_by_close => socket.reset_on_close(),
+            Outbound::Socket(_) => {}
+            Outbound::Stream(answer) => answer.reset(reason),
+        }
+    }
+
+    /// The socket of an HTTP/1.1 connection.
+    pub(crate) fn socket(&self) -> Option<&Rc<Socket>> {
+        match &self.outbound {
+            Outbound::Socket(socket) => Some(socket),
+            Outbound::Stream(_) => None,
+        }
+    }
+
+    /// Turns a page into a stream's head, which is held, and the body behind it; none where the
+    /// page goes out as it is.
+    fn hold_page(&self, page: &[u8]) -> Option<Vec<u8>> {
+        let Outbound::Stream(answer) = &self.outbound else {
+            return None;
+        };
+        let limits = HeadLimits::default();
+        let parsed = ResponseHead::parse(page, &mut HeadSearch::default(), &limits, false);
+        let head = parsed.ok().flatten()?;
+        answer.hold_head(client_response(&head, page, None).ok()?);
+        Some(page[head.len..].to_vec())
     }
 }
 

@@ -5,14 +5,17 @@ use std::rc::Rc;
 
 use super::alarm::Ring;
 use super::client::Client;
+use super::h2::serve_client;
 use super::inbound::{End, Filled, ReadAhead};
 use super::refuse::{linger, refuse_head};
 use super::request::{self, After};
 use super::shard::Shard;
 use super::sys::Socket;
+use super::tls::Alpn;
 use crate::clock::monotonic_ns;
 use crate::config::HalfClose;
 use crate::error::Error;
+use crate::wire::frames::PREFACE;
 use crate::wire::head::{HeadError, HeadSearch};
 use crate::wire::request_head::RequestHead;
 
@@ -39,18 +42,61 @@ pub(super) async fn serve(shard: Rc<Shard>, socket: Socket, _connected: Connecte
         bytes: shard.config.limits.head_bytes,
         requests: shard.config.limits.pipeline,
     };
-    let mut client = Client::new(Rc::new(socket), &shard.alarms, half_close, read_ahead);
+    let socket = Rc::new(socket);
+    if socket.alpn() == Some(Alpn::Http2) {
+        return Box::pin(serve_client(shard, socket, Vec::new())).await;
+    }
+    let mut client = Client::new(Rc::clone(&socket), &shard.alarms, half_close, read_ahead);
+    match is_http2(&shard, &mut client).await {
+        Some(false) => {}
+        Some(true) => {
+            let arrived = client.inbound.filled().to_vec();
+            drop(client);
+            return Box::pin(serve_client(shard, socket, arrived)).await;
+        }
+        None => return socket.say_end(),
+    }
     let mut bytes = Vec::new();
     loop {
         let after = match next_request(&shard, &mut client, &mut bytes).await {
             Next::Request(head) => request::run(&shard, &mut client, &head, &bytes).await,
-            Next::Refused(error) => refuse_head(&shard, &mut client, &error).await,
-            Next::Quiet => return client.socket.say_end(),
+            Next::Refused(error) => Box::pin(refuse_head(&shard, &mut client, &error)).await,
+            Next::Quiet => return socket.say_end(),
         };
         match after {
             After::Keep => {}
-            After::Close => return linger(&mut client).await,
+            After::Close => return Box::pin(linger(&mut client)).await,
             After::Break => return,
+        }
+    }
+}
+
+/// Whether a connection begins with the preface of HTTP/2. Waits only as long as what came may be
+/// the beginning of one; none when nothing came.
+async fn is_http2(shard: &Shard, client: &mut Client) -> Option<bool> {
+    let timeouts = &shard.config.timeouts;
+    client
+        .alarm
+        .set(monotonic_ns() + timeouts.keepalive_ms * 1_000_000);
+    client.alarm.set_idle(true);
+    let mut begun = false;
+    loop {
+        let filled = client.inbound.filled();
+        let compared = filled.len().min(PREFACE.len());
+        if filled[..compared] != PREFACE[..compared] || compared == PREFACE.len() {
+            let is_preface = filled.starts_with(PREFACE);
+            client.alarm.set_idle(false);
+            return Some(is_preface);
+        }
+        if compared > 0 && !std::mem::replace(&mut begun, true) {
+            client
+                .alarm
+                .set(monotonic_ns() + timeouts.head_ms * 1_000_000);
+        }
+        if !matches!(client.fill(shard.limits.head_bytes).await, Ok(Filled::More)) {
+            client.alarm.set_idle(false);
+            // Whatever else it is, the next look at what came says it again.
+            return begun.then_some(false);
         }
     }
 }

@@ -17,7 +17,8 @@ use std::task::{Context, Poll, Waker};
 use bytes::Bytes;
 
 use super::body::Budget;
-use super::inbound::{End, Filled, Inbound};
+use super::inbound::{End, Filled};
+use super::incoming::Incoming;
 use super::upload::Upload;
 use crate::clock::monotonic_ns;
 use crate::error::{Error, Result};
@@ -151,7 +152,11 @@ impl Flow {
     }
 
     /// Moves what the client sent into the window, waiting for it where there is room.
-    pub(crate) fn poll_fill(&self, inbound: &mut Inbound, context: &mut Context<'_>) -> Poll<Step> {
+    pub(crate) fn poll_fill(
+        &self,
+        inbound: &mut Incoming,
+        context: &mut Context<'_>,
+    ) -> Poll<Step> {
         if self.error.borrow().is_some() {
             return Poll::Ready(Step::Failed);
         }
@@ -161,6 +166,10 @@ impl Flow {
         if inbound.filled().is_empty() {
             match std::task::ready!(inbound.poll_fill(READ_BYTES, context)) {
                 Filled::More | Filled::Full => {}
+                Filled::Ended(End::Finished) if self.upload.borrow_mut().end_with_input() => {
+                    self.wake_sender();
+                    return Poll::Ready(Step::Moved);
+                }
                 Filled::Ended(end) => {
                     self.fail(match end {
                         End::Finished => Error::BodyCut,
@@ -179,10 +188,14 @@ impl Flow {
             self.fail(error);
             return Poll::Ready(Step::Failed);
         }
+        self.wake_sender();
+        Poll::Ready(Step::Moved)
+    }
+
+    fn wake_sender(&self) {
         if let Some(waker) = self.sender.borrow_mut().take() {
             waker.wake();
         }
-        Poll::Ready(Step::Moved)
     }
 
     fn push(&self, bytes: &[u8]) -> Result<()> {

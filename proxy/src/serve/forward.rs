@@ -8,6 +8,7 @@
 use std::cell::Cell;
 use std::sync::Arc;
 
+use h2::Reason;
 use pointsman_shm::signals::Outcome;
 
 use super::attempt::{Attempt, NotOpened, Opened, outcome_of, outcome_of_status};
@@ -77,7 +78,7 @@ impl Story<'_> {
                 body,
                 features: self.features,
             };
-            let (end, connection) = match attempt.open(self.client, &sending).await {
+            let (end, connection) = match Box::pin(attempt.open(self.client, &sending)).await {
                 Err(NotOpened::Failed(end, connection)) => (end, connection),
                 Err(NotOpened::Full) => {
                     // Refused here, so it costs no token: the engine has not been asked.
@@ -248,7 +249,8 @@ impl Story<'_> {
             Ending::Cut(end) => {
                 attempt.set_outcome(outcome_of(end));
                 tracing::debug!(engine = attempt.engine.id, ?end, "a stream broke");
-                self.show_broken(passed.ends_by_close);
+                self.client
+                    .break_answer(passed.ends_by_close, Reason::INTERNAL_ERROR);
                 After::Break
             }
             Ending::Interrupted(Interrupt::Stop) => {
@@ -256,7 +258,8 @@ impl Story<'_> {
                 if !passed.seen {
                     return Err(Error::Draining);
                 }
-                self.show_broken(passed.ends_by_close);
+                self.client
+                    .break_answer(passed.ends_by_close, Reason::INTERNAL_ERROR);
                 After::Break
             }
             // The client's error, of which it can be told nothing any more.
@@ -266,7 +269,8 @@ impl Story<'_> {
                 if !passed.seen {
                     return Err(self.interrupted(Interrupt::BadBody));
                 }
-                self.show_broken(passed.ends_by_close);
+                self.client
+                    .break_answer(passed.ends_by_close, Reason::INTERNAL_ERROR);
                 After::Break
             }
             // It has all that there was to have, and cancelled nothing.
@@ -278,7 +282,8 @@ impl Story<'_> {
             // The whole request's time ended in the middle of a write: the client did not leave.
             Ending::Interrupted(Interrupt::Due) if self.client.total_is_over() => {
                 source.abandon();
-                self.show_broken(passed.ends_by_close);
+                self.client
+                    .break_answer(passed.ends_by_close, Reason::INTERNAL_ERROR);
                 attempt.set_outcome(Outcome::Ours);
                 After::Break
             }
@@ -286,20 +291,13 @@ impl Story<'_> {
             // all the same, it must not find a clean end behind what the kernel still has for it.
             Ending::Interrupted(Interrupt::Gone | Interrupt::Due) => {
                 source.abandon();
-                self.show_broken(passed.ends_by_close);
+                self.client
+                    .break_answer(passed.ends_by_close, Reason::CANCEL);
                 attempt.set_outcome(Outcome::ClientCancel);
                 return Err(Error::ClientGone);
             }
         };
         Ok(Ok(Delivered { status, after }))
-    }
-
-    /// Makes sure that the client cannot take a broken answer for a whole one. A missing last
-    /// chunk and a missing byte say so by themselves; an answer that ends by closing needs a reset.
-    fn show_broken(&self, ends_by_close: bool) {
-        if ends_by_close {
-            self.client.socket.reset_on_close();
-        }
     }
 
     fn count_admitted(&mut self, choice: &Choice, target: &Target) {

@@ -21,6 +21,7 @@ mod guarded;
 mod h2;
 mod holder;
 mod inbound;
+mod incoming;
 mod input;
 mod listener;
 mod meter;

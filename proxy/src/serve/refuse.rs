@@ -89,7 +89,9 @@ pub(super) async fn refuse_head(shard: &Shard, client: &mut Client, error: &Erro
 /// reset, and a reset can overtake the answer. So the end is sent, then what still comes is passed
 /// over, for a moment.
 pub(super) async fn linger(client: &mut Client) {
-    client.socket.shutdown_write();
+    if let Some(socket) = client.socket() {
+        socket.shutdown_write();
+    }
     client.alarm.set_idle(true);
     client.alarm.set(monotonic_ns() + LINGER_NS);
     let mut passed_over = 0;

@@ -92,7 +92,7 @@ pub(crate) async fn run(
         bytes,
         id: RequestId::choose(head, bytes, random),
         started_ns,
-        upload: Upload::new(head.framing),
+        upload: Upload::new(head.framing, client.is_stream()),
         flow: None,
         target: None,
         features: Features::default(),
@@ -102,7 +102,7 @@ pub(crate) async fn run(
     let answered = story.answer().await;
     let delivered = match answered {
         Ok(delivered) => delivered,
-        Err(error) => story.refuse(&error).await,
+        Err(error) => Box::pin(story.refuse(&error)).await,
     };
     story.account(delivered.status);
     client.total_due_ns = u64::MAX;
@@ -117,8 +117,13 @@ impl Story<'_> {
         let page = page_of(&self.shard.config, self.head, self.bytes)?;
         self.admit()?;
         match page {
-            Page::Models => self.models().await,
-            Page::Inference(endpoint) => self.inference(endpoint).await,
+            Page::Models => Box::pin(self.models()).await,
+            Page::Inference(endpoint) => {
+                // What is done before the answer is boxed here and there: a stream held for long
+                // does not keep the room of what is over.
+                let (target, body) = Box::pin(self.prepare(endpoint)).await?;
+                self.attempts(&target, &body).await
+            }
         }
     }
 
@@ -151,7 +156,7 @@ impl Story<'_> {
             &self.context(!keeps),
         );
         self.client.set_deadline(self.write_due_ns());
-        let written = self.client.write(out).await;
+        let written = self.client.write_page(out).await;
         self.shard
             .buffers
             .put(written.map_err(|_| Error::ClientGone)?);
@@ -161,7 +166,8 @@ impl Story<'_> {
         })
     }
 
-    async fn inference(&mut self, endpoint: Endpoints) -> Result<Delivered> {
+    /// Reads what is to be read, and finds out where the request should go.
+    async fn prepare(&mut self, endpoint: Endpoints) -> Result<(Target, Body)> {
         let expects = self.head.expects_continue;
         if let Some(facts) = self.facts_of_head()? {
             return self.routed_by_head(endpoint, &facts).await;
@@ -182,7 +188,7 @@ impl Story<'_> {
         self.target = Some(target);
         self.count(|cell| cell.offered(target.priority));
         target::admit(self.shard, &target)?;
-        self.attempts(&target, &body).await
+        Ok((target, body))
     }
 
     /// What a request says whose model stands in a header.
@@ -206,7 +212,7 @@ impl Story<'_> {
         &mut self,
         endpoint: Endpoints,
         facts: &BodyFacts,
-    ) -> Result<Delivered> {
+    ) -> Result<(Target, Body)> {
         let claimed = match self.head.framing {
             RequestFraming::Sized(length) => usize::try_from(length).unwrap_or(usize::MAX),
             RequestFraming::None | RequestFraming::Chunked => 0,
@@ -229,13 +235,13 @@ impl Story<'_> {
                 .upload
                 .read(self.shard, self.client, Scan::Nothing, expects);
             let (body, _) = read.await?;
-            return self.attempts(&target, &body).await;
+            return Ok((target, body));
         }
         let timeouts = &self.shard.config.timeouts;
         let flow = Flow::new(
             &self.shard.budget,
             self.head.framing,
-            Upload::new(self.head.framing),
+            Upload::new(self.head.framing, self.client.is_stream()),
             (
                 self.shard.config.limits.flow_bytes,
                 timeouts.body_ms * 1_000_000,
@@ -248,7 +254,7 @@ impl Story<'_> {
         self.client.flow = Some(Rc::clone(&flow));
         self.flow = Some(Rc::clone(&flow));
         let body = Body::flowing(&self.shard.budget, flow);
-        self.attempts(&target, &body).await
+        Ok((target, body))
     }
 
     /// Writes into the class's record of signals, once the class is known.

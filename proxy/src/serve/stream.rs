@@ -6,14 +6,16 @@
 //! the engine is not read, so it feels the client's pace.
 
 use super::body::Body;
-use super::client::{Client, Interrupt};
+use super::client::{Client, Interrupt, Outbound};
 use super::exchange::Answer;
 use super::meter::Meter;
 use super::relay::BodyRelay;
 use super::source::{Read, Source};
 use crate::clock::monotonic_ns;
 use crate::decide::retry::AttemptEnd;
-use crate::wire::http1_write::{ClientResponse, write_response};
+use crate::wire::head::Version;
+use crate::wire::http1_write::{ClientResponse, Relay, write_response};
+use crate::wire::http2_head::client_response;
 
 /// Deadlines of a stream, nanoseconds.
 #[derive(Clone, Copy, Debug)]
@@ -81,8 +83,22 @@ impl Stream<'_> {
         mut out: Vec<u8>,
     ) -> (Ending, Vec<u8>, Vec<u8>) {
         out.clear();
-        let relay = write_response(&mut out, &answer.head, &answer.bytes, response);
-        self.ends_by_close = relay.ends_by_close();
+        let relay = match &self.client.outbound {
+            Outbound::Socket(_) => {
+                let relay = write_response(&mut out, &answer.head, &answer.bytes, response);
+                self.ends_by_close = relay.ends_by_close();
+                relay
+            }
+            Outbound::Stream(stream) => {
+                let id = Some(response.request_id);
+                let Ok(head) = client_response(&answer.head, &answer.bytes, id) else {
+                    return (Ending::Unseen(AttemptEnd::BadHead), answer.bytes, out);
+                };
+                stream.hold_head(head);
+                // A stream takes what the oldest clients take: bytes without framing.
+                Relay::new(answer.head.framing, Version::Http10)
+            }
+        };
         let mut body = BodyRelay::new(relay);
         let mut input = answer.bytes;
         input.drain(..answer.head.len);
@@ -125,7 +141,7 @@ impl Stream<'_> {
                 input.clear();
             }
             if self.seen || has_body || body.ended() {
-                self.write(source, input, out).await?;
+                self.write(source, (input, out), body.ended()).await?;
             }
             if body.ended() {
                 return Ok(Ending::Whole {
@@ -135,7 +151,10 @@ impl Stream<'_> {
             match self.read(source, input, out, begun_ns).await? {
                 Waited::Read(Read::More) => {}
                 Waited::Read(Read::Closed) if body.close(out, source.trailers()) => {
-                    self.write(source, input, out).await?;
+                    if let Outbound::Stream(stream) = &self.client.outbound {
+                        stream.hold_trailers(source.trailers());
+                    }
+                    self.write(source, (input, out), true).await?;
                     return Ok(Ending::Whole { reusable: false });
                 }
                 Waited::Read(Read::Closed) => return Ok(self.failed(AttemptEnd::MidBody)),
@@ -152,17 +171,18 @@ impl Stream<'_> {
     async fn write(
         &mut self,
         source: &mut Source,
-        input: &mut Vec<u8>,
-        out: &mut Vec<u8>,
+        (input, out): (&mut Vec<u8>, &mut Vec<u8>),
+        ends: bool,
     ) -> Result<(), Interrupt> {
         if !out.is_empty() {
             out.append(input);
             std::mem::swap(input, out);
         }
-        if !input.is_empty() {
+        // A stream's end is said even where nothing else is.
+        if !input.is_empty() || ends && self.client.is_stream() {
             self.cut_off();
             self.client.set_deadline(now_after(self.patience.idle_ns));
-            let write = self.client.write(std::mem::take(input));
+            let write = self.client.write(std::mem::take(input), ends);
             // A client that holds too much is as one that takes nothing.
             let written = source.gather_during(write).await;
             *input = written.unwrap_or(Err(Interrupt::Due))?;
@@ -209,7 +229,7 @@ impl Stream<'_> {
                     // The deadline that just passed must not end this write as well.
                     self.cut_off();
                     self.client.set_deadline(now_after(self.patience.idle_ns));
-                    *out = self.client.write(std::mem::take(out)).await?;
+                    *out = self.client.write(std::mem::take(out), false).await?;
                     out.clear();
                 }
                 Err(Interrupt::Due) => return Ok(Waited::Late),

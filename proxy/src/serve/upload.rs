@@ -4,11 +4,11 @@ use pointsman_shm::policy::Endpoints;
 
 use super::body::Body;
 use super::client::{Client, Interrupt};
-use super::inbound::{End, Filled, Inbound};
+use super::inbound::{End, Filled};
+use super::incoming::Incoming;
 use super::shard::Shard;
 use crate::clock::monotonic_ns;
 use crate::error::{Error, Result};
-use crate::wire::answer::CONTINUE;
 use crate::wire::chunked::ChunkedReader;
 use crate::wire::framing::RequestFraming;
 use crate::wire::json::{BodyFacts, JsonScan};
@@ -33,12 +33,15 @@ pub(crate) struct Upload {
     framing: RequestFraming,
     left: u64,
     chunks: ChunkedReader,
+    /// It comes on a stream: nothing but its bytes, until the stream's end.
+    is_stream: bool,
     ended: bool,
 }
 
 impl Upload {
-    /// A body framed like this.
-    pub(crate) fn new(framing: RequestFraming) -> Self {
+    /// A body framed like this. `is_stream`: it has no framing of its own, and what would be chunked
+    /// ends with its stream.
+    pub(crate) fn new(framing: RequestFraming, is_stream: bool) -> Self {
         let left = match framing {
             RequestFraming::Sized(length) => length,
             RequestFraming::None | RequestFraming::Chunked => 0,
@@ -48,6 +51,7 @@ impl Upload {
             framing,
             left,
             chunks: ChunkedReader::new(),
+            is_stream,
             ended,
         }
     }
@@ -76,7 +80,12 @@ impl Upload {
         while !self.ended {
             if client.inbound.filled().is_empty() {
                 client.set_deadline(due_ns(shard));
-                fill(shard, client).await?;
+                if fill(shard, client).await? == Some(End::Finished) {
+                    if !self.end_with_input() {
+                        return Err(Error::BodyCut);
+                    }
+                    break;
+                }
             }
             self.take(client, &mut body, &mut scan, limit_bytes)?;
         }
@@ -91,9 +100,14 @@ impl Upload {
             return Ok(());
         }
         client.set_deadline(due_ns(shard));
-        let written = client.write(CONTINUE).await;
-        written.map_err(|interrupt| interrupted(interrupt, shard, client))?;
-        Ok(())
+        let asked = client.say_continue().await;
+        asked.map_err(|interrupt| interrupted(interrupt, shard, client))
+    }
+
+    /// The input ended: whether that is where the body ends.
+    pub(crate) fn end_with_input(&mut self) -> bool {
+        self.ended |= self.is_stream && self.framing == RequestFraming::Chunked;
+        self.ended
     }
 
     /// Passes over a body that has already arrived whole, so that the connection can go on after
@@ -130,7 +144,7 @@ impl Upload {
     /// Hands what has arrived of the body to `keep`, and consumes it.
     pub(crate) fn advance(
         &mut self,
-        inbound: &mut Inbound,
+        inbound: &mut Incoming,
         mut keep: impl FnMut(&[u8]) -> Result<()>,
     ) -> Result<()> {
         let input = inbound.filled();
@@ -144,6 +158,10 @@ impl Upload {
                 self.left -= count as u64;
                 self.ended = self.left == 0;
                 count
+            }
+            RequestFraming::Chunked if self.is_stream => {
+                kept = keep(input);
+                input.len()
             }
             RequestFraming::Chunked => {
                 let fed = self.chunks.feed(input, |range| {
@@ -198,10 +216,10 @@ impl Scan {
     }
 }
 
-async fn fill(shard: &Shard, client: &mut Client) -> Result<()> {
+async fn fill(shard: &Shard, client: &mut Client) -> Result<Option<End>> {
     match client.fill(READ_BYTES).await {
-        Ok(Filled::More | Filled::Full) => Ok(()),
-        Ok(Filled::Ended(End::Finished)) => Err(Error::BodyCut),
+        Ok(Filled::More | Filled::Full) => Ok(None),
+        Ok(Filled::Ended(End::Finished)) => Ok(Some(End::Finished)),
         Ok(Filled::Ended(End::Broken)) => Err(Error::ClientGone),
         Err(ring) => Err(interrupted(Interrupt::from(ring), shard, client)),
     }

@@ -142,14 +142,15 @@ pub fn engine_request(
     Ok(request)
 }
 
-/// An answer as it goes to a client. `buffer` is what `head` was parsed from.
+/// An answer as it goes to a client. `buffer` is what `head` was parsed from; an answer of our own
+/// has its request's id among its fields already.
 ///
 /// # Errors
 /// When a field has a byte that HTTP/1.1 lets pass and HTTP/2 does not.
 pub fn client_response(
     head: &ResponseHead,
     buffer: &[u8],
-    request_id: &RequestId,
+    request_id: Option<&RequestId>,
 ) -> Result<Response<()>, HeadError> {
     let mut response = Response::new(());
     *response.status_mut() = StatusCode::from_u16(head.status).map_err(|_| HeadError::Status)?;
@@ -167,6 +168,7 @@ pub fn client_response(
             {
                 append(headers, buffer, field)?;
             }
+            Meaning::RequestId if request_id.is_none() => append(headers, buffer, field)?,
             Meaning::RequestId
             | Meaning::Connection
             | Meaning::KeepAlive
@@ -180,7 +182,9 @@ pub fn client_response(
     if let ResponseFraming::Sized(length) = head.framing {
         headers.append(CONTENT_LENGTH, HeaderValue::from(length));
     }
-    headers.append(REQUEST_ID, id_value(request_id)?);
+    if let Some(id) = request_id {
+        headers.append(REQUEST_ID, id_value(id)?);
+    }
     Ok(response)
 }
 
@@ -318,7 +322,7 @@ mod tests {
         let head = ResponseHead::parse(text, &mut search, &limits, false)
             .unwrap()
             .unwrap();
-        let response = client_response(&head, text, &RequestId::made(0)).unwrap();
+        let response = client_response(&head, text, Some(&RequestId::made(0))).unwrap();
         let (parts, ()) = response.into_parts();
         let mut out = Vec::new();
         response_text(&mut out, parts.status, &parts.headers);

@@ -48,7 +48,6 @@ pub(super) enum Reading {
     Posted,
     /// By waiting first and taking then: one operation and one call, and no memory while nothing
     /// comes. For many idle connections.
-    #[expect(dead_code, reason = "clients are read so")]
     Patient,
 }
 

@@ -2,13 +2,17 @@
 //!
 //! [`line`] moves a connection's bytes, [`count`] what a peer may do for nothing. Towards engines
 //! `engine_conn` is a connection, `engine_pool` all of them, `engine_stream` one request on one of
-//! them.
+//! them. Towards clients `client_conn` is a connection, `body_in` and `answer` are the two sides of a
+//! stream.
 //!
 //! Windows: `h2` gives a stream's window and its connection's back by one call, when bytes went to
 //! the client. A client that does not read therefore keeps its stream's window from the connection
 //! as well, and as many such clients as there are streams must not stop the others. So the
 //! connection's window is that of all streams together.
 
+mod answer;
+mod body_in;
+mod client_conn;
 mod count;
 mod engine_conn;
 mod engine_pool;
@@ -16,6 +20,9 @@ mod engine_stream;
 mod line;
 mod waiters;
 
+pub(crate) use answer::AnswerOut;
+pub(crate) use body_in::BodyIn;
+pub(crate) use client_conn::serve_client;
 pub(crate) use engine_conn::Answers;
 pub(crate) use engine_pool::{EnginePools2, Room, Slot};
 pub(crate) use engine_stream::{Asked, Gathered, Reply, exchange};

@@ -21,7 +21,7 @@ pub(crate) enum Alpn {
 }
 
 /// What clients are offered, in order of preference.
-pub(crate) const CLIENT_ALPN: &[Alpn] = &[Alpn::Http1];
+pub(crate) const CLIENT_ALPN: &[Alpn] = &[Alpn::Http2, Alpn::Http1];
 
 impl Alpn {
     /// Its name on the wire.

@@ -1,0 +1,136 @@
+//! An answer on its way to a client's stream: its head, which waits for the first byte, and DATA as
+//! the client's window allows.
+
+use std::cell::RefCell;
+use std::task::{Context, Poll, ready};
+
+use bytes::Bytes;
+use h2::server::SendResponse;
+use h2::{Reason, SendStream};
+use http::header::{HeaderName, HeaderValue};
+use http::{HeaderMap, Response};
+
+/// The sending side of one stream.
+pub(crate) struct AnswerOut(RefCell<Inner>);
+
+struct Inner {
+    respond: SendResponse<Bytes>,
+    stream: Option<SendStream<Bytes>>,
+    head: Option<Response<()>>,
+    trailers: Option<HeaderMap>,
+}
+
+/// The client takes no more: its stream was reset or its connection ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Reset;
+
+impl AnswerOut {
+    /// Nothing is answered yet.
+    pub(super) fn new(respond: SendResponse<Bytes>) -> Self {
+        Self(RefCell::new(Inner {
+            respond,
+            stream: None,
+            head: None,
+            trailers: None,
+        }))
+    }
+
+    /// Keeps a head, which leaves with the first write.
+    pub(crate) fn hold_head(&self, head: Response<()>) {
+        self.0.borrow_mut().head = Some(head);
+    }
+
+    /// Keeps trailers, given as lines, which end the answer.
+    pub(crate) fn hold_trailers(&self, lines: &[u8]) {
+        let mut trailers = HeaderMap::new();
+        for line in lines.split(|&byte| byte == b'\n') {
+            let line = line.strip_suffix(b"\r").unwrap_or(line);
+            let Some(at) = memchr::memchr(b':', line) else {
+                continue;
+            };
+            let value = line[at + 1..].trim_ascii();
+            if let (Ok(name), Ok(value)) = (
+                HeaderName::from_bytes(&line[..at]),
+                HeaderValue::from_bytes(value),
+            ) {
+                trailers.append(name, value);
+            }
+        }
+        if !trailers.is_empty() {
+            self.0.borrow_mut().trailers = Some(trailers);
+        }
+    }
+
+    /// Sends the head where it waits, then `rest` as the client takes it. `ends`: nothing follows.
+    pub(crate) fn poll_send(
+        &self,
+        rest: &mut Bytes,
+        ends: bool,
+        context: &mut Context<'_>,
+    ) -> Poll<Result<(), Reset>> {
+        let mut inner = self.0.borrow_mut();
+        let has_trailers = inner.trailers.is_some();
+        if let Some(head) = inner.head.take() {
+            let is_whole = ends && rest.is_empty() && !has_trailers;
+            match inner.respond.send_response(head, is_whole) {
+                Ok(_) if is_whole => return Poll::Ready(Ok(())),
+                Ok(stream) => inner.stream = Some(stream),
+                Err(_) => return Poll::Ready(Err(Reset)),
+            }
+        }
+        let Some(stream) = &mut inner.stream else {
+            return Poll::Ready(Err(Reset));
+        };
+        let mut is_ended = false;
+        while !rest.is_empty() {
+            stream.reserve_capacity(rest.len());
+            let granted = match stream.capacity() {
+                0 => match ready!(stream.poll_capacity(context)) {
+                    Some(Ok(_)) => continue,
+                    Some(Err(_)) | None => return Poll::Ready(Err(Reset)),
+                },
+                granted => granted,
+            };
+            let now = rest.split_to(granted.min(rest.len()));
+            is_ended = ends && rest.is_empty() && !has_trailers;
+            if stream.send_data(now, is_ended).is_err() {
+                return Poll::Ready(Err(Reset));
+            }
+        }
+        let ended = match inner.trailers.take() {
+            Some(trailers) if ends => inner.stream.as_mut().map(|to| to.send_trailers(trailers)),
+            _ if ends && !is_ended => {
+                let stream = inner.stream.as_mut();
+                stream.map(|stream| stream.send_data(Bytes::new(), true))
+            }
+            _ => None,
+        };
+        Poll::Ready(ended.unwrap_or(Ok(())).map_err(|_| Reset))
+    }
+
+    /// Ready when the client takes no more.
+    pub(crate) fn poll_reset(&self, context: &mut Context<'_>) -> Poll<()> {
+        let mut inner = self.0.borrow_mut();
+        match &mut inner.stream {
+            Some(stream) => stream.poll_reset(context).map(drop),
+            None => inner.respond.poll_reset(context).map(drop),
+        }
+    }
+
+    /// Breaks the answer off.
+    pub(crate) fn reset(&self, reason: Reason) {
+        let mut inner = self.0.borrow_mut();
+        match &mut inner.stream {
+            Some(stream) => stream.send_reset(reason),
+            None => inner.respond.send_reset(reason),
+        }
+    }
+
+    /// Asks a client for its body that may be waiting for that.
+    pub(crate) fn say_continue(&self) {
+        let mut interim = Response::new(());
+        *interim.status_mut() = http::StatusCode::CONTINUE;
+        // A client that cannot be told has left, which the next wait shows.
+        let _ = self.0.borrow_mut().respond.send_informational(interim);
+    }
+}

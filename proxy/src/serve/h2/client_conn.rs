@@ -1,0 +1,272 @@
+//! One HTTP/2 connection of a client: its streams become requests, each in a task of its own.
+//!
+//! What a client may do for nothing is bounded here and in [`super::count`]; over a bound the
+//! connection ends with ENHANCE_YOUR_CALM. Old connections and draining shards say GOAWAY first and
+//! let what runs come to its end.
+
+use std::cell::Cell;
+use std::future::poll_fn;
+use std::rc::Rc;
+use std::task::{Context, Poll};
+
+use bytes::Bytes;
+use h2::server::{Connection, SendResponse};
+use h2::{Reason, RecvStream};
+use http::Request;
+
+use super::STREAM_WINDOW;
+use super::answer::AnswerOut;
+use super::body_in::BodyIn;
+use super::count::{Allowance, Counts};
+use super::line::{Line, Pipe, Pushed, Reading};
+use crate::clock::monotonic_ns;
+use crate::error::Error;
+use crate::serve::alarm::{Alarm, Ring};
+use crate::serve::client::Client;
+use crate::serve::guarded::guarded;
+use crate::serve::refuse::{linger, refuse_head};
+use crate::serve::request::{self, After};
+use crate::serve::shard::Shard;
+use crate::serve::sys::Socket;
+use crate::wire::frames::PREFACE;
+use crate::wire::framing::RequestFraming;
+use crate::wire::head::{HeadError, HeadSearch};
+use crate::wire::http2_head::request_text;
+use crate::wire::request_head::RequestHead;
+
+/// Time between two looks at a connection, nanoseconds.
+const LOOK_NS: u64 = 1_000_000_000;
+/// Bytes of one answer that wait for the client's window.
+const SEND_BUFFER: usize = 64 * 1024;
+
+/// A connection as its driver sees it.
+struct ClientConn {
+    shard: Rc<Shard>,
+    line: Rc<Line>,
+    alarm: Alarm,
+    /// Requests under way.
+    running: Rc<Cell<usize>>,
+    requests: Cell<u64>,
+    begun_ns: u64,
+    /// When the last request ended.
+    idle_since_ns: Cell<u64>,
+    phase: Cell<Phase>,
+}
+
+/// Where a connection stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Phase {
+    Open,
+    /// The client was told to take further requests elsewhere.
+    Leaving,
+    /// It is ended with an error.
+    Ending,
+}
+
+/// Keeps the count of a connection's requests true.
+struct Running(Rc<Cell<usize>>);
+
+/// Serves a connection to its end; `arrived` was read from it already.
+pub(crate) async fn serve_client(shard: Rc<Shard>, socket: Rc<Socket>, arrived: Vec<u8>) {
+    let http2 = &shard.config.http2;
+    let counts = Counts::new(Allowance {
+        idle_frames: http2.control_frames,
+        resets: http2.resets,
+        passes_empty_data: true,
+    });
+    let preface = PREFACE.len() as u32;
+    let line = Line::new(socket, Reading::Patient, counts, preface, &arrived);
+    drop(arrived);
+    let streams = http2.client_streams as u32;
+    let mut builder = h2::server::Builder::new();
+    builder
+        .initial_window_size(STREAM_WINDOW)
+        .initial_connection_window_size(STREAM_WINDOW * streams)
+        .max_concurrent_streams(streams)
+        .max_header_list_size(u32::try_from(shard.limits.head_bytes).unwrap_or(u32::MAX))
+        .max_pending_accept_reset_streams(http2.resets as usize)
+        .max_local_error_reset_streams(Some(http2.resets as usize))
+        .max_send_buffer_size(SEND_BUFFER);
+    let head_time = std::time::Duration::from_millis(shard.config.timeouts.head_ms);
+    let handshake = builder.handshake::<_, Bytes>(Pipe(Rc::clone(&line)));
+    let Ok(Ok(mut connection)) = monoio::time::timeout(head_time, handshake).await else {
+        return;
+    };
+    let now_ns = monotonic_ns();
+    let conn = ClientConn {
+        alarm: shard.alarms.add(),
+        shard,
+        line,
+        running: Rc::default(),
+        requests: Cell::new(0),
+        begun_ns: now_ns,
+        idle_since_ns: Cell::new(now_ns),
+        phase: Cell::new(Phase::Open),
+    };
+    conn.alarm.set(now_ns + LOOK_NS);
+    poll_fn(|context| conn.turn(&mut connection, context)).await;
+    // What still runs learns of the end by this.
+    drop(connection);
+}
+
+impl ClientConn {
+    /// One turn: takes what came, starts requests, and hands over what is to be written.
+    fn turn(
+        &self,
+        connection: &mut Connection<Pipe, Bytes>,
+        context: &mut Context<'_>,
+    ) -> Poll<()> {
+        loop {
+            if self.watch(connection, context).is_ready() {
+                return Poll::Ready(());
+            }
+            self.line.begin_turn();
+            let mut ended = false;
+            loop {
+                match connection.poll_accept(context) {
+                    Poll::Ready(Some(Ok((request, respond)))) => self.start(request, respond),
+                    Poll::Ready(Some(Err(_)) | None) => {
+                        ended = true;
+                        break;
+                    }
+                    Poll::Pending => break,
+                }
+            }
+            if self.line.counts.is_flooded() {
+                self.end(connection);
+            }
+            self.alarm.set_idle(self.running.get() == 0);
+            match self.line.push(context) {
+                Pushed::Broken => return Poll::Ready(()),
+                _ if ended => return Poll::Ready(()),
+                Pushed::HasRoom => {}
+                Pushed::Quiet => return Poll::Pending,
+            }
+        }
+    }
+
+    /// What time and the shard's phase ask for; ready when the connection is to end at once.
+    fn watch(
+        &self,
+        connection: &mut Connection<Pipe, Bytes>,
+        context: &mut Context<'_>,
+    ) -> Poll<()> {
+        while let Poll::Ready(ring) = self.alarm.poll(context) {
+            match ring {
+                Ring::Stop => return Poll::Ready(()),
+                Ring::Leave => self.leave(connection),
+                Ring::Due if self.look(connection).is_ready() => return Poll::Ready(()),
+                Ring::Due => {}
+            }
+            self.alarm.set(monotonic_ns() + LOOK_NS);
+        }
+        Poll::Pending
+    }
+
+    /// A second has passed.
+    fn look(&self, connection: &mut Connection<Pipe, Bytes>) -> Poll<()> {
+        let (now_ns, config) = (monotonic_ns(), &self.shard.config);
+        self.line.counts.refill();
+        if self.running.get() > 0 {
+            self.idle_since_ns.set(now_ns);
+        }
+        let is_stuck = self.line.writing_since_ns().is_some_and(|since_ns| {
+            now_ns.saturating_sub(since_ns) >= config.timeouts.idle_ms * 1_000_000
+        });
+        let idle_ns = now_ns.saturating_sub(self.idle_since_ns.get());
+        let keepalive_ns = config.timeouts.keepalive_ms * 1_000_000;
+        // Told to leave and without a request for as long again, it is not waited for.
+        if is_stuck || self.phase.get() > Phase::Open && idle_ns >= 2 * keepalive_ns {
+            return Poll::Ready(());
+        }
+        let age_ns = now_ns.saturating_sub(self.begun_ns);
+        if idle_ns >= keepalive_ns
+            || age_ns >= config.http2.client_age_ms * 1_000_000
+            || self.requests.get() >= config.http2.client_requests
+            || self.shard.is_leaving()
+        {
+            self.leave(connection);
+        }
+        Poll::Pending
+    }
+
+    /// Tells the client to take further requests elsewhere (RFC 9113, section 6.8).
+    fn leave(&self, connection: &mut Connection<Pipe, Bytes>) {
+        if self.phase.get() == Phase::Open {
+            self.phase.set(Phase::Leaving);
+            connection.graceful_shutdown();
+        }
+    }
+
+    /// Ends a connection whose client does too much for nothing.
+    fn end(&self, connection: &mut Connection<Pipe, Bytes>) {
+        if self.phase.get() < Phase::Ending {
+            self.phase.set(Phase::Ending);
+            self.shard.metrics.floods.increment();
+            connection.abrupt_shutdown(Reason::ENHANCE_YOUR_CALM);
+        }
+    }
+
+    fn start(&self, request: Request<RecvStream>, respond: SendResponse<Bytes>) {
+        self.requests.set(self.requests.get() + 1);
+        if self.requests.get() >= self.shard.config.http2.client_requests {
+            // The next look tells it.
+            self.alarm.set(0);
+        }
+        self.running.set(self.running.get() + 1);
+        let running = Running(Rc::clone(&self.running));
+        let story = story(Rc::clone(&self.shard), request, respond, running);
+        monoio::spawn(guarded(Rc::clone(&self.shard), story));
+    }
+}
+
+/// One request from its head to its end.
+async fn story(
+    shard: Rc<Shard>,
+    request: Request<RecvStream>,
+    respond: SendResponse<Bytes>,
+    _running: Running,
+) {
+    let (parts, receive) = request.into_parts();
+    let is_empty = receive.is_end_stream();
+    let mut bytes = Vec::with_capacity(1_024);
+    let parsed = request_text(&mut bytes, &parts).and_then(|()| {
+        let parsed = RequestHead::parse(&bytes, &mut HeadSearch::default(), &shard.limits)?;
+        // The text is whole: what is not there yet was cut by a limit.
+        parsed.ok_or(HeadError::TooLarge)
+    });
+    drop(parts);
+    let mut client = Client::of_stream(
+        BodyIn::new(receive),
+        Rc::new(AnswerOut::new(respond)),
+        &shard.alarms,
+    );
+    client.body_ms = shard.config.timeouts.body_ms;
+    match parsed {
+        Ok(mut head) => {
+            // An end of the stream says what a length may leave open.
+            if head.framing == RequestFraming::None && !is_empty {
+                head.framing = RequestFraming::Chunked;
+            }
+            if request::run(&shard, &mut client, &head, &bytes).await == After::Close {
+                // What still comes is passed over: a reset could overtake the answer.
+                Box::pin(linger(&mut client)).await;
+            }
+        }
+        // What is malformed is an error of the stream (RFC 9113, section 8.1.1).
+        Err(error) if matches!(error.status(), None | Some(400)) => {
+            shard.metrics.request_ended(None, 400);
+            client.break_answer(false, Reason::PROTOCOL_ERROR);
+        }
+        Err(error) => {
+            Box::pin(refuse_head(&shard, &mut client, &Error::Head(error))).await;
+            Box::pin(linger(&mut client)).await;
+        }
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.0.set(self.0.get() - 1);
+    }
+}

@@ -1,0 +1,48 @@
+//! What a client sends of its requests: over a socket of its own, or on a stream among many.
+
+use std::task::{Context, Poll};
+
+use super::h2::BodyIn;
+use super::inbound::{Filled, Inbound};
+
+/// The client's sending side.
+pub(crate) enum Incoming {
+    /// An HTTP/1.1 connection: requests one after the other.
+    Socket(Inbound),
+    /// An HTTP/2 stream: one request's body.
+    Stream(Box<BodyIn>),
+}
+
+impl Incoming {
+    /// What has arrived and is not consumed.
+    pub(crate) fn filled(&self) -> &[u8] {
+        match self {
+            Self::Socket(inbound) => inbound.filled(),
+            Self::Stream(body) => body.filled(),
+        }
+    }
+
+    /// Consumes the first `count` bytes.
+    pub(crate) fn consume(&mut self, count: usize) {
+        match self {
+            Self::Socket(inbound) => inbound.consume(count),
+            Self::Stream(body) => body.consume(count),
+        }
+    }
+
+    /// Gives memory back; for a connection that falls idle.
+    pub(crate) fn shrink(&mut self) {
+        match self {
+            Self::Socket(inbound) => inbound.shrink(),
+            Self::Stream(_) => {}
+        }
+    }
+
+    /// Waits until bytes arrived, with at most `limit` unconsumed ones in memory.
+    pub(crate) fn poll_fill(&mut self, limit: usize, context: &mut Context<'_>) -> Poll<Filled> {
+        match self {
+            Self::Socket(inbound) => inbound.poll_fill(limit, context),
+            Self::Stream(body) => body.poll_fill(context),
+        }
+    }
+}
