@@ -36,6 +36,7 @@ both_drivers!(
     empty_frames_wear_no_connection_out,
     a_connection_is_replaced_after_its_share_of_requests,
     a_dead_engine_is_found_by_a_ping,
+    nghttpd_serves_as_an_engine,
 );
 
 /// An engine that answers by what the body says.
@@ -431,4 +432,40 @@ fn a_dead_engine_is_found_by_a_ping(driver: Driver) {
     assert_eq!(asker.join().unwrap().status(), 502);
     let labels = [("outcome", "reset_before_byte")];
     proxy.await_metric("pointsman_proxy_attempts_total", &labels, 1.0);
+}
+
+fn nghttpd_serves_as_an_engine(driver: Driver) {
+    if std::process::Command::new("nghttpd")
+        .arg("--version")
+        .output()
+        .is_err()
+    {
+        eprintln!("nghttpd is not installed: not run");
+        return;
+    }
+    let files = pointsman_tests::folder::Folder::new();
+    std::fs::create_dir_all(files.path().join("v1/chat")).unwrap();
+    let answer = "{\"an\":\"answer\"}".repeat(10_000);
+    std::fs::write(files.path().join(&CHAT[1..]), &answer).unwrap();
+    // It takes no socket and tells no port, so one that was free a moment ago has to do.
+    let address = listener().local_addr().unwrap();
+    let mut nghttpd = std::process::Command::new("nghttpd")
+        .args(["--no-tls", "-a", "127.0.0.1", "-d"])
+        .arg(files.path())
+        .arg(address.port().to_string())
+        .stdout(std::process::Stdio::null())
+        .spawn()
+        .unwrap();
+    eventually(SOON, "nghttpd listens", || {
+        std::net::TcpStream::connect(address).ok()
+    });
+    let proxy = Proxy::start(driver, &Draft::single(address).http2());
+    for _ in 0..20 {
+        let got = proxy.ask(post(CHAT, UNARY));
+        assert_eq!(got.status(), 200);
+        assert!(got.text() == answer, "the answer changed");
+    }
+    proxy.await_metric("pointsman_proxy_engine_connections", &[], 1.0);
+    nghttpd.kill().unwrap();
+    nghttpd.wait().unwrap();
 }

@@ -224,7 +224,9 @@ fn f11_a_moved_request_is_counted_where_it_is(driver: Driver) {
     });
     client.close();
     proxy.await_rest();
-    eventually_equals(SOON, "the second engine is let go", &1, || second.ended_by_peer());
+    eventually_equals(SOON, "the second engine is let go", &1, || {
+        second.ended_by_peer()
+    });
 }
 
 fn a_connection_is_not_kept_longer_than_its_engine_says(driver: Driver) {
