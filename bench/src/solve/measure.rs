@@ -2,7 +2,7 @@
 //! stand; how long each takes, and what came out.
 
 use anyhow::Context;
-use pointsman_solver::model::optimise::{Solution, optimise};
+use pointsman_solver::model::optimise::{Solution, Warm, optimise_from};
 use pointsman_solver::model::problem::Problem;
 use pointsman_solver::model::topology::Method;
 use pointsman_solver::tick::{TickState, tick};
@@ -59,16 +59,17 @@ pub(super) struct Row {
     pub(super) moved_share: f64,
 }
 
-/// What the product keeps from one solve to the next.
-#[derive(Clone, Default)]
-struct Kept;
-
-/// The product's solve, timed.
-fn solve(problem: &Problem, _kept: &mut Kept, what: &str) -> anyhow::Result<(Solution, u64)> {
+/// The product's solve, timed, from what the one before left; what this one leaves takes its place.
+fn solve(
+    problem: &Problem,
+    kept: &mut Option<Warm>,
+    what: &str,
+) -> anyhow::Result<(Solution, u64)> {
     let started = thread_cpu_ns();
-    let solution = optimise(problem);
+    let found = optimise_from(problem, kept.as_ref());
     let took_ns = thread_cpu_ns() - started;
-    let solution = solution.map_err(|status| anyhow::anyhow!("{what}: {status}"))?;
+    let (solution, left) = found.map_err(|status| anyhow::anyhow!("{what}: {status}"))?;
+    *kept = left;
     Ok((solution, took_ns))
 }
 
@@ -100,11 +101,11 @@ pub(super) fn row(
     let problem = |demand: &[f64], out| fleet.problem(method, demand, out, &nothing);
 
     let base = problem(&fleet.demand_rps, None);
-    let mut kept = Kept;
+    let mut kept = None;
     let mut cold = Vec::new();
     let mut first = None;
     for _ in 0..rounds {
-        kept = Kept;
+        kept = None;
         let (solution, ns) = solve(&base, &mut kept, &what("cold"))?;
         cold.push((ns, solution.pivots));
         first = Some(solution);
@@ -157,7 +158,7 @@ fn chain(
     method: Method,
     rounds: usize,
     first: (&Problem, &Solution),
-    kept: &mut Kept,
+    kept: &mut Option<Warm>,
 ) -> anyhow::Result<(Timed, f64)> {
     let mut rng = StdRng::seed_from_u64(19);
     let mut taken = Vec::new();
