@@ -21,8 +21,8 @@ const KINDS: [(f64, f64); 5] = [
     (0.005, 0.020),
 ];
 /// Most gap to the general program in the median fleet and in the worst one.
-const MOST_MEDIAN: f64 = 0.02;
-const MOST_WORST: f64 = 0.2;
+const MOST_MEDIAN: f64 = 0.005;
+const MOST_WORST: f64 = 0.03;
 /// Thousands of prompt tokens and hundreds of answer tokens: chat, documents, agents.
 const MIXES: [(f64, f64); 3] = [(0.5, 2.0), (4.0, 0.5), (2.0, 2.0)];
 
