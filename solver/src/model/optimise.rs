@@ -25,6 +25,8 @@ use curve::Curve;
 
 pub use margins::{EngineMargin, Margins, SourceMargin, margins};
 
+/// A source that would fill an engine more than this many times over is a mistake.
+const MOST_LOAD: f64 = 1e6;
 /// Most rounds where engines serve unlike requests.
 const ROUNDS: usize = 3;
 
@@ -146,6 +148,7 @@ pub fn optimise_from(
     warm: Option<&Warm>,
 ) -> Result<(Solution, Option<Warm>), Status> {
     refuse_bad_numbers(problem)?;
+    refuse_vast_loads(problem)?;
     match problem.method {
         Method::Lp => by_program(problem).map(|solution| (solution, None)),
         Method::Network => {
@@ -228,6 +231,30 @@ fn spread(problem: &Problem) -> Vec<Vec<f64>> {
             .collect()
     };
     problem.sources.iter().map(one).collect()
+}
+
+/// Names the first source that an engine could not be planned for.
+fn refuse_vast_loads(problem: &Problem) -> Result<(), Status> {
+    for source in problem.sources.iter().filter(|s| s.fixed.is_none()) {
+        for arc in source.arcs.iter().filter(|a| a.open) {
+            let engine = &problem.engines[arc.engine.0];
+            let load = source.planned_rps * arc.seconds / engine.capacity;
+            let held = engine.kv_tokens.map_or(0.0, |tokens| {
+                source.planned_rps * arc.kv_token_s / tokens.max(f64::MIN_POSITIVE)
+            });
+            for (what, load) in [("", load), ("the KV memory of ", held)] {
+                if load > MOST_LOAD {
+                    let reason = format!(
+                        "range: frontend {}, class {} would fill {what}engine {} {load:.3e} times \
+                         over; at most {MOST_LOAD:e} can be planned",
+                        source.frontend.0, source.class.0, arc.engine.0
+                    );
+                    return Err(Status::Refused { reason });
+                }
+            }
+        }
+    }
+    Ok(())
 }
 
 /// Names the first number that is not finite or out of range.

@@ -28,8 +28,6 @@ const SHED_SPREAD: f64 = 1.1;
 const SHED_MARGIN: f64 = 1.25;
 /// Terms of a row below this part of its largest are left out; what they bring is verified.
 const VANISHING: f64 = 1e-8;
-/// A source that would fill an engine more than this many times over is a mistake.
-const MOST_LOAD: f64 = 1e6;
 /// A program is stopped by the clock at this many limits only. The daemon throws an answer away at
 /// one limit and records that it did; what it did not throw away was never cut short, so that a
 /// replay finds it again on a slower machine too.
@@ -97,7 +95,7 @@ fn build_and_solve(
         .enumerate()
         .map(|(s, source)| builder.source(s, source))
         .collect();
-    builder.engines(&columns)?;
+    builder.engines(&columns);
     let shed_factor = builder.shed_factor;
     let limit = Duration::from_millis(problem.limit_ms).saturating_mul(CLOCK_SLACK);
     let solution = run(builder.program, limit)?;
@@ -229,21 +227,13 @@ impl<'a> Builder<'a> {
     }
 
     /// An engine's load is the sum of its pieces, whose widths end at its hard capacity.
-    fn engines(&mut self, columns: &[Option<Columns>]) -> Result<(), Status> {
+    fn engines(&mut self, columns: &[Option<Columns>]) {
         let mut rows: Vec<Vec<(Variable, f64)>> =
             self.problem.engines.iter().map(|_| Vec::new()).collect();
         for (source, columns) in self.problem.sources.iter().zip(columns) {
             for (arc, pair) in source.arcs.iter().zip(columns.iter().flat_map(|c| &c.arcs)) {
                 let capacity = self.problem.engines[arc.engine.0].capacity;
                 let load = source.planned_rps * arc.seconds / capacity;
-                if pair[1].is_some() && load > MOST_LOAD {
-                    let reason = format!(
-                        "range: frontend {}, class {} would fill engine {} {load:.3e} times over; \
-                         at most {MOST_LOAD:e} can be planned",
-                        source.frontend.0, source.class.0, arc.engine.0
-                    );
-                    return Err(Status::Refused { reason });
-                }
                 rows[arc.engine.0].extend(pair.iter().flatten().map(|v| (*v, load)));
             }
         }
@@ -254,14 +244,13 @@ impl<'a> Builder<'a> {
         }
         for e in 0..self.problem.engines.len() {
             if let Some(tokens) = self.problem.engines[e].kv_tokens {
-                self.memory(e, tokens, columns)?;
+                self.memory(e, tokens, columns);
             }
         }
-        Ok(())
     }
 
     /// What an engine's requests hold in KV memory fits into it.
-    fn memory(&mut self, e: usize, tokens: f64, columns: &[Option<Columns>]) -> Result<(), Status> {
+    fn memory(&mut self, e: usize, tokens: f64, columns: &[Option<Columns>]) {
         let mut row: Vec<(Variable, f64)> = Vec::new();
         let mut fixed = 0.0;
         for (source, columns) in self.problem.sources.iter().zip(columns) {
@@ -275,14 +264,6 @@ impl<'a> Builder<'a> {
                     continue;
                 }
                 let pair = columns.as_ref().map_or([None, None], |c| c.arcs[i]);
-                if pair[1].is_some() && part > MOST_LOAD {
-                    let reason = format!(
-                        "range: frontend {}, class {} would fill the KV memory of engine {e} \
-                         {part:.3e} times over; at most {MOST_LOAD:e} can be planned",
-                        source.frontend.0, source.class.0
-                    );
-                    return Err(Status::Refused { reason });
-                }
                 row.extend(pair.iter().flatten().map(|v| (*v, part)));
             }
         }
@@ -294,7 +275,6 @@ impl<'a> Builder<'a> {
         if row.iter().map(|(_, part)| part).sum::<f64>() > most {
             self.program.add_constraint(&row, ComparisonOp::Le, most);
         }
-        Ok(())
     }
 
     fn engine(&mut self, e: usize, mut row: Vec<(Variable, f64)>) {

@@ -350,14 +350,13 @@ impl<'a> Flows<'a> {
         }
     }
 
+    /// What an engine-second of its last piece costs, where memory ends an engine's load.
     fn end_ms(&self, e: usize, stated: &EngineSide, curve: &Curve) -> Option<f64> {
         let all: f64 = curve.pieces.iter().map(|p| p.width).sum();
         let left = (all - curve.base) * self.problem.engines[e].capacity;
         let ends = self.repair.most_work(e) < left;
-        let used = stated.pieces.iter().filter(|p| p.width > 0.0);
-        used.last()
-            .map_or(Some(0.0), |p| Some(p.slope))
-            .filter(|_| ends)
+        let last = stated.pieces.iter().rfind(|p| p.width > 0.0);
+        ends.then(|| last.map_or(0.0, |p| p.slope))
     }
 
     /// By member: the share of each way, gates looked through; and the share refused.
