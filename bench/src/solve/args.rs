@@ -20,6 +20,14 @@ const MOST_BY_LP: Size = Size {
     classes: 8,
 };
 
+/// Largest fleet of unlike requests: beyond, each of some twenty programs a solve takes most of a
+/// second and longer.
+const MOST_UNLIKE: Size = Size {
+    frontends: 50,
+    engines: 500,
+    classes: 16,
+};
+
 /// The optimum: fleets, methods, warm and cold.
 #[derive(clap::Args, Clone, Debug)]
 pub struct Args {
@@ -125,6 +133,11 @@ impl Size {
         }
     }
 
+    /// Whether a fleet of this size is measured with unlike requests too.
+    pub(super) fn has_unlike(self) -> bool {
+        self.pairs() <= MOST_UNLIKE.pairs()
+    }
+
     /// Pairs of a source and an engine.
     fn pairs(self) -> usize {
         self.frontends * self.classes * self.eligible()
@@ -198,6 +211,8 @@ mod tests {
         let by_lp = |size: &Size| args.method.of(*size).len();
         let methods: Vec<usize> = args.sizes.iter().map(by_lp).collect();
         assert_eq!(methods, [2, 2, 2, 1, 1, 1]);
+        let unlike = args.sizes.iter().filter(|size| size.has_unlike());
+        assert_eq!(unlike.count(), 4);
     }
 
     #[test]

@@ -58,7 +58,9 @@ fn bench(args: &Args, program: Option<PathBuf>) -> anyhow::Result<Report> {
     let (mut rows, mut unlike, mut alone) = (Vec::new(), Vec::new(), Vec::new());
     for size in args.measured() {
         rows.extend(fleet(args, size, Work::Alike, program.as_ref())?);
-        unlike.extend(fleet(args, size, Work::Unlike, None)?);
+        if size.has_unlike() {
+            unlike.extend(fleet(args, size, Work::Unlike, None)?);
+        }
         alone.push(simplex::alone(size, args.seed, args.repeats())?);
         tracing::info!(size = size.to_string(), "measured");
     }
