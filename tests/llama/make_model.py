@@ -1,11 +1,11 @@
 """Writes a tiny llama-architecture model with random weights, for a real engine without a download.
 
-Usage: make_model.py FILE
+Usage: make_model.py FILE [WIDTH]
 
 Not a language model: it says word salad. But every weight comes from one seed, so at temperature 0
 the same prompt yields the same text on every machine of one kind, and that is what the tests
 compare. Two layers of 64 wide keep it near half a megabyte and at thousands of tokens per second
-on one thread.
+on one thread. Wider ones are for measurements, which want tokens that take time.
 """
 
 import os
@@ -15,7 +15,7 @@ import gguf
 import numpy
 
 SEED = 20
-WIDTH, LAYERS, HEADS, KV_HEADS, FEED = 64, 2, 4, 2, 160
+WIDTH, LAYERS, HEADS, KV_HEADS = 64, 2, 4, 2
 CONTEXT = 131072
 END_OF_TEXT = 2
 WORDS = """a able about all an and any are as at away be been before between but by came can change
@@ -43,20 +43,21 @@ def vocabulary():
     return entries
 
 
-def write(path):
+def write(path, width):
     """Writes the model to `path`, whole or not at all."""
+    feed = width * 5 // 2
     entries = vocabulary()
     rng = numpy.random.default_rng(SEED)
     unfinished = f"{path}.{os.getpid()}.unfinished"
     out = gguf.GGUFWriter(unfinished, "llama")
     out.add_name("tiny")
     out.add_context_length(CONTEXT)
-    out.add_embedding_length(WIDTH)
+    out.add_embedding_length(width)
     out.add_block_count(LAYERS)
-    out.add_feed_forward_length(FEED)
+    out.add_feed_forward_length(feed)
     out.add_head_count(HEADS)
     out.add_head_count_kv(KV_HEADS)
-    out.add_rope_dimension_count(WIDTH // HEADS)
+    out.add_rope_dimension_count(width // HEADS)
     out.add_layer_norm_rms_eps(1e-5)
     out.add_vocab_size(len(entries))
     out.add_file_type(0)
@@ -79,26 +80,26 @@ def write(path):
     def normal(*shape, scale=0.3):
         return rng.normal(0.0, scale, shape)
 
-    tensor("token_embd.weight", normal(len(entries), WIDTH, scale=1.0))
-    tensor("output_norm.weight", numpy.ones(WIDTH))
-    output = normal(len(entries), WIDTH)
+    tensor("token_embd.weight", normal(len(entries), width, scale=1.0))
+    tensor("output_norm.weight", numpy.ones(width))
+    output = normal(len(entries), width)
     # Control tokens and bare bytes are made unlikely: an answer should end by `max_tokens`, and
     # be printable.
     output[:3] = 0.0
     output[3:259] *= 0.05
     tensor("output.weight", output)
-    kv_width = WIDTH // HEADS * KV_HEADS
+    kv_width = width // HEADS * KV_HEADS
     for layer in range(LAYERS):
         block = f"blk.{layer}."
-        tensor(block + "attn_norm.weight", numpy.ones(WIDTH))
-        tensor(block + "attn_q.weight", normal(WIDTH, WIDTH))
-        tensor(block + "attn_k.weight", normal(kv_width, WIDTH))
-        tensor(block + "attn_v.weight", normal(kv_width, WIDTH))
-        tensor(block + "attn_output.weight", normal(WIDTH, WIDTH))
-        tensor(block + "ffn_norm.weight", numpy.ones(WIDTH))
-        tensor(block + "ffn_gate.weight", normal(FEED, WIDTH))
-        tensor(block + "ffn_up.weight", normal(FEED, WIDTH))
-        tensor(block + "ffn_down.weight", normal(WIDTH, FEED))
+        tensor(block + "attn_norm.weight", numpy.ones(width))
+        tensor(block + "attn_q.weight", normal(width, width))
+        tensor(block + "attn_k.weight", normal(kv_width, width))
+        tensor(block + "attn_v.weight", normal(kv_width, width))
+        tensor(block + "attn_output.weight", normal(width, width))
+        tensor(block + "ffn_norm.weight", numpy.ones(width))
+        tensor(block + "ffn_gate.weight", normal(feed, width))
+        tensor(block + "ffn_up.weight", normal(feed, width))
+        tensor(block + "ffn_down.weight", normal(width, feed))
     out.write_header_to_file()
     out.write_kv_data_to_file()
     out.write_tensors_to_file()
@@ -107,6 +108,6 @@ def write(path):
 
 
 if __name__ == "__main__":
-    if len(sys.argv) != 2:
-        sys.exit("usage: make_model.py FILE")
-    write(sys.argv[1])
+    if len(sys.argv) not in (2, 3):
+        sys.exit("usage: make_model.py FILE [WIDTH]")
+    write(sys.argv[1], int(sys.argv[2]) if len(sys.argv) == 3 else WIDTH)

@@ -113,8 +113,27 @@ pub fn mock_engine(folder: &Folder, name: &str, arguments: &[&str]) -> (Daemon, 
 /// Starts llama.cpp's server on the tiny model.
 #[must_use]
 pub fn llama(folder: &Folder) -> (Daemon, SocketAddr) {
+    llama_on(folder, &tiny_model())
+}
+
+/// Starts llama.cpp's server on a model like the tiny one and so wide, 64 being the tiny one's.
+///
+/// # Panics
+/// When the model cannot be made.
+#[must_use]
+pub fn llama_wide(folder: &Folder, width: u32) -> (Daemon, SocketAddr) {
+    let model = folder.path().join("wide.gguf");
     let mut command = Command::new(python());
-    command.arg(python_program("serve.py")).arg(tiny_model());
+    command.arg(python_program("make_model.py")).arg(&model);
+    command.arg(width.to_string());
+    let made = crate::process::run(command, SOON);
+    assert_eq!(made.code, 0, "{made:?}");
+    llama_on(folder, &model)
+}
+
+fn llama_on(folder: &Folder, model: &Path) -> (Daemon, SocketAddr) {
+    let mut command = Command::new(python());
+    command.arg(python_program("serve.py")).arg(model);
     let daemon = Daemon::start("llama", command, folder.path().join("llama.log"));
     let address = address(&daemon.ready()["listen"][0]);
     (daemon, address)
