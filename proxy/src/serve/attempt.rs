@@ -6,6 +6,7 @@
 
 use std::future::poll_fn;
 use std::io;
+use std::pin::pin;
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -224,7 +225,7 @@ impl Attempt {
         let shard = &self.shard;
         client.set_deadline(monotonic_ns() + shard.connect_ns);
         let room = poll_fn(|context| shard.pools2.poll_room(&self.engine, answers, context));
-        let ticket = match client.during(room).await {
+        let ticket = match client.during(pin!(room)).await {
             Ok(Room::Slot(slot)) => return Ok(slot),
             Ok(Room::Connect(ticket)) => ticket,
             Err(Interrupt::Due) if client.total_is_over() => {
@@ -251,7 +252,7 @@ impl Attempt {
         for address in &self.engine.addresses {
             let begun_ns = monotonic_ns();
             client.set_deadline(begun_ns + shard.connect_ns);
-            match client.during(Socket::connect(*address)).await {
+            match client.during(pin!(Socket::connect(*address))).await {
                 Ok(Ok(mut socket)) => {
                     let took_us = (monotonic_ns() - begun_ns) / 1_000;
                     let rtt_us = socket.rtt_us();
@@ -303,7 +304,7 @@ impl Attempt {
         let config = Arc::clone(secrets.client(self.engine.credential));
         client.set_deadline(monotonic_ns() + shard.connect_ns);
         let greeting = handshake::greet_engine(socket, config, name, alpn);
-        let failure = match client.during(greeting).await {
+        let failure = match client.during(pin!(greeting)).await {
             Ok(Ok(resumed)) => {
                 shard.metrics.engine_tls.succeeded(resumed);
                 return Ok(None);

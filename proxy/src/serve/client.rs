@@ -6,7 +6,7 @@
 
 use std::future::poll_fn;
 use std::io;
-use std::pin::pin;
+use std::pin::{Pin, pin};
 use std::rc::Rc;
 use std::task::{Context, Poll, ready};
 
@@ -121,14 +121,15 @@ impl Client {
         monotonic_ns() >= self.total_due_ns
     }
 
-    /// Does `work` unless something interrupts it. Interrupted work is dropped. A deadline that has
-    /// passed keeps interrupting until another is set, so each phase sets its own first.
-    pub(crate) async fn during<T>(
+    /// Does `work` unless something interrupts it. Interrupted work is to be dropped. A deadline
+    /// that has passed keeps interrupting until another is set, so each phase sets its own first.
+    /// The work stays where its caller pinned it: moved in here, a held stream would keep room for
+    /// it twice.
+    pub(crate) fn during<T>(
         &mut self,
-        work: impl Future<Output = T>,
-    ) -> Result<T, Interrupt> {
-        let mut work = pin!(work);
-        poll_fn(|context| {
+        mut work: Pin<&mut impl Future<Output = T>>,
+    ) -> impl Future<Output = Result<T, Interrupt>> {
+        poll_fn(move |context| {
             for turn in 0.. {
                 if let Poll::Ready(done) = work.as_mut().poll(context) {
                     return Poll::Ready(Ok(done));
@@ -149,7 +150,6 @@ impl Client {
                 rung => rung.map(|ring| Err(Interrupt::from(ring))),
             }
         })
-        .await
     }
 
     /// What the client does meanwhile: an interrupt, or none where more of its body moved along, so
@@ -219,14 +219,14 @@ impl Client {
         let written = match &self.outbound {
             Outbound::Socket(socket) => {
                 let socket = Rc::clone(socket);
-                let (result, buffer) = self.during(socket.write_all(buffer)).await?;
+                let (result, buffer) = self.during(pin!(socket.write_all(buffer))).await?;
                 result.is_ok().then_some(buffer)
             }
             Outbound::Stream(answer) => {
                 let answer = Rc::clone(answer);
                 let mut rest = Bytes::copy_from_slice(&buffer);
                 let send = poll_fn(|context| answer.poll_send(&mut rest, ends, context));
-                self.during(send).await?.is_ok().then_some(buffer)
+                self.during(pin!(send)).await?.is_ok().then_some(buffer)
             }
         };
         written.ok_or(Interrupt::Gone)

@@ -36,13 +36,12 @@ enum Next {
 pub(super) struct Connected(Rc<Shard>);
 
 /// Serves a connection to its end, until which it is counted.
-pub(super) async fn serve(shard: Rc<Shard>, socket: Socket, _connected: Connected) {
+pub(super) async fn serve(shard: Rc<Shard>, socket: Rc<Socket>, _connected: Connected) {
     let half_close = shard.config.half_close == HalfClose::Answer;
     let read_ahead = ReadAhead {
         bytes: shard.config.limits.head_bytes,
         requests: shard.config.limits.pipeline,
     };
-    let socket = Rc::new(socket);
     if socket.alpn() == Some(Alpn::Http2) {
         return Box::pin(serve_client(shard, socket, Vec::new())).await;
     }
@@ -58,9 +57,10 @@ pub(super) async fn serve(shard: Rc<Shard>, socket: Socket, _connected: Connecte
     }
     let mut bytes = Vec::new();
     loop {
-        let after = match next_request(&shard, &mut client, &mut bytes).await {
-            Next::Request(head) => request::run(&shard, &mut client, &head, &bytes).await,
-            Next::Refused(error) => Box::pin(refuse_head(&shard, &mut client, &error)).await,
+        // Looked at where it is: moved out, a held stream would keep room for it twice.
+        let after = match &next_request(&shard, &mut client, &mut bytes).await {
+            Next::Request(head) => request::run(&shard, &mut client, head, &bytes).await,
+            Next::Refused(error) => Box::pin(refuse_head(&shard, &mut client, error)).await,
             Next::Quiet => return socket.say_end(),
         };
         match after {

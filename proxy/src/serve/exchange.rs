@@ -87,7 +87,7 @@ pub(crate) async fn exchange(
     client.set_deadline(monotonic_ns() + pace.wait_ns);
     let mut reading = pin!(read_more(socket, bytes));
     loop {
-        let step = client.during(poll_fn(|context| {
+        let step = poll_fn(|context| {
             if is_sending && let Poll::Ready(result) = sending.as_mut().poll(context) {
                 return Poll::Ready(Step::Sent(result));
             }
@@ -95,8 +95,8 @@ pub(crate) async fn exchange(
                 .as_mut()
                 .poll(context)
                 .map(|(result, bytes)| Step::Read(result, bytes))
-        }));
-        let step = match step.await {
+        });
+        let step = match client.during(pin!(step)).await {
             Err(Interrupt::Due) if is_sending && pace.moves(client) => continue,
             step => step.map_err(NoAnswer::Interrupted)?,
         };

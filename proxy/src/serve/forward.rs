@@ -14,12 +14,13 @@ use pointsman_shm::signals::Outcome;
 use super::attempt::{Attempt, NotOpened, Opened, outcome_of, outcome_of_status};
 use super::body::Body;
 use super::client::Interrupt;
+use super::exchange::Answer;
 use super::meter::Meter;
 use super::outgoing::Sending;
 use super::request::{After, Delivered, Story};
-use super::shard::Shard;
 use super::source::Source;
 use super::stream::{Ending, Stream};
+use super::tally::Tally;
 use super::target::{self, Choice, Target};
 use crate::clock::monotonic_ns;
 use crate::decide::retry::{self, AttemptEnd, Connection, CutOff, Next};
@@ -27,17 +28,27 @@ use crate::decide::select::Tried;
 use crate::error::{Error, Result};
 use crate::wire::http1_write::ClientResponse;
 use crate::wire::orca::LoadReport;
-use crate::wire::response_head::ResponseHead;
 
 /// Where a request stands in its attempts.
 struct Course<'a> {
     target: &'a Target,
     body: &'a Body,
+    /// The engine of the next attempt.
+    choice: Choice,
     tried: Tried,
     /// Another attempt may be remembered, so another attempt may be made.
     has_room: bool,
     /// An engine that refused a stream was asked once more.
     asked_again: Cell<bool>,
+}
+
+/// An attempt whose engine answered.
+struct Answered {
+    attempt: Attempt,
+    source: Source,
+    answer: Answer,
+    passed: Passed,
+    connection: Connection,
 }
 
 /// What went past while an answer was relayed.
@@ -54,66 +65,118 @@ struct Passed {
 }
 
 impl Story<'_> {
-    /// Tries engines until one answers, the table of retries says no, or the budget does.
+    /// Tries engines until the answer of one is delivered, the table of retries says no, or the
+    /// budget does.
     pub(super) async fn attempts(&mut self, target: &Target, body: &Body) -> Result<Delivered> {
-        let mut course = Course {
+        let mut course = self.course(target, body)?;
+        loop {
+            // Boxed: a stream held for long does not keep the room of what led to it.
+            let Answered {
+                mut attempt,
+                source,
+                answer,
+                mut passed,
+                connection,
+            } = Box::pin(self.answered(&mut course)).await?;
+            let mut stream = match self.begin(&attempt, (source, answer), body, &passed) {
+                Ok(stream) => stream,
+                Err(end) => {
+                    self.go_on(&mut course, attempt, end, connection)?;
+                    continue;
+                }
+            };
+            let ending = stream.run().await;
+            passed.note(&stream);
+            let (source, meter, input, out) = stream.end();
+            self.shard.buffers.put(input);
+            self.shard.buffers.put(out);
+            let ending = ending.unwrap_or_else(Ending::Interrupted);
+            match self.conclude(&mut attempt, source, ending, &passed, &meter)? {
+                Ok(delivered) => return Ok(delivered),
+                Err(end) => self.go_on(&mut course, attempt, end, connection)?,
+            }
+        }
+    }
+
+    /// The beginning of a request's attempts: its first engine is chosen.
+    fn course<'a>(&mut self, target: &'a Target, body: &'a Body) -> Result<Course<'a>> {
+        let tried = Tried::default();
+        let choice = target::choose(self.shard, target, &tried)?;
+        self.count_admitted(&choice, target);
+        Ok(Course {
             target,
             body,
-            tried: Tried::default(),
+            choice,
+            tried,
             has_room: true,
             asked_again: Cell::new(false),
-        };
-        let mut choice = target::choose(self.shard, target, &course.tried)?;
-        self.count_admitted(&choice, target);
+        })
+    }
+
+    /// Tries engines until one answers with a head worth passing on.
+    async fn answered(&mut self, course: &mut Course<'_>) -> Result<Answered> {
         loop {
+            let choice = &course.choice;
             course.has_room = course.tried.push(choice.engine.slot);
             let mut attempt = Attempt::start(self.shard, &choice.engine, choice.pair);
-            attempt.only_fresh = body.flow().is_some();
+            attempt.only_fresh = course.body.flow().is_some();
             let secrets = Arc::clone(self.shard.secrets.borrow().current());
             let sending = Sending {
                 head: self.head,
                 bytes: self.bytes,
                 id: &self.id,
                 bearer: secrets.bearer(choice.engine.credential),
-                body,
+                body: course.body,
                 features: self.features,
             };
-            let (end, connection) = match Box::pin(attempt.open(self.client, &sending)).await {
-                Err(NotOpened::Failed(end, connection)) => (end, connection),
-                Err(NotOpened::Full) => {
-                    // Refused here, so it costs no token: the engine has not been asked.
-                    choice = self.elsewhere(&course)?;
-                    continue;
+            match attempt.open(self.client, &sending).await {
+                Err(NotOpened::Failed(end, connection)) => {
+                    self.go_on(course, attempt, end, connection)?;
                 }
+                // Refused here, so it costs no token: the engine has not been asked.
+                Err(NotOpened::Full) => course.choice = self.elsewhere(course)?,
                 Err(NotOpened::LetGo) => return Err(Error::EngineReset),
                 Err(NotOpened::Unfit(error)) => return Err(Error::Head(error)),
                 Err(NotOpened::Interrupted(interrupt)) => {
                     attempt.set_outcome(outcome_of_interrupt(interrupt));
                     return Err(self.interrupted(interrupt));
                 }
-                Ok(opened) => {
-                    let end = AttemptEnd::Status(opened.answer.head.status);
-                    let connection = connection_of(opened.source.is_reused());
-                    if opened.answer.head.status >= 400
-                        && let Some(next) = self.next(end, connection, &course)
+                Ok(Opened { source, answer, .. }) => {
+                    let end = AttemptEnd::Status(answer.head.status);
+                    let connection = connection_of(source.is_reused());
+                    if answer.head.status >= 400
+                        && let Some(next) = self.next(end, connection, course)
                     {
                         attempt.set_outcome(outcome_of(end));
-                        choice = next;
+                        course.choice = next;
                         continue;
                     }
-                    match self.deliver(&mut attempt, opened, body).await? {
-                        Ok(delivered) => return Ok(delivered),
-                        Err(end) => (end, connection),
-                    }
+                    let passed = self.passed(&attempt, &answer);
+                    return Ok(Answered {
+                        attempt,
+                        source,
+                        answer,
+                        passed,
+                        connection,
+                    });
                 }
-            };
-            attempt.set_outcome(outcome_of(end));
-            drop(attempt);
-            choice = match self.next(end, connection, &course) {
-                Some(next) => next,
-                None => return Err(self.failed(end)),
-            };
+            }
         }
+    }
+
+    /// After a failed attempt: the next one's engine, where there may be a next one.
+    fn go_on(
+        &self,
+        course: &mut Course<'_>,
+        mut attempt: Attempt,
+        end: AttemptEnd,
+        connection: Connection,
+    ) -> Result<()> {
+        attempt.set_outcome(outcome_of(end));
+        drop(attempt);
+        let next = self.next(end, connection, course);
+        course.choice = next.ok_or_else(|| self.failed(end))?;
+        Ok(())
     }
 
     /// Another engine for a request that the chosen one has no connection left for.
@@ -156,69 +219,45 @@ impl Story<'_> {
         Some(choice)
     }
 
-    /// Relays an answer. The inner error is a failure that the client has seen nothing of.
-    async fn deliver(
-        &mut self,
-        attempt: &mut Attempt,
-        opened: Opened,
-        body: &Body,
-    ) -> Result<std::result::Result<Delivered, AttemptEnd>> {
-        let Opened {
-            mut source, answer, ..
-        } = opened;
+    /// What is known of an answer before it is relayed.
+    fn passed(&mut self, attempt: &Attempt, answer: &Answer) -> Passed {
         // An answer that came first is delivered; what is still to come of the body is not sent.
         self.client.flow = None;
-        let (status, keep_alive_s) = (answer.head.status, answer.head.keep_alive_timeout_s);
         if let Some(report) = LoadReport::of(&answer.head, &answer.bytes) {
             let engine = self.shard.metrics.engine(attempt.engine.slot);
             engine.reported(&report, monotonic_ns());
         }
-        let keeps = self.may_keep();
-        let response = ClientResponse {
-            version: self.head.version,
-            keep_alive: keeps,
-            request_id: &self.id,
-        };
-        // A refusal is quick: its time would make an engine that fails look fast.
-        let is_success = (200..300).contains(&status);
-        let (shard, target, started_ns) = (self.shard, self.target, self.started_ns);
-        let is_json = is_json(&answer.head, &answer.bytes);
-        let sent_ns = answer.sent_ns.unwrap_or_else(monotonic_ns);
-        let mut meter = Meter::new(&answer.head, is_json, sent_ns);
-        let mut stream = Stream {
-            client: self.client,
-            meter: &mut meter,
-            on_gap_us: &|us| attempt.measure(|cell| cell.tbot_us(us)),
-            on_first_token: &|ttft_us| {
-                if is_success {
-                    count_first_token(shard, attempt, target, ttft_us, started_ns);
-                }
-            },
-            patience: shard.patience,
-            has_token: false,
+        Passed {
+            status: answer.head.status,
+            keep_alive_s: answer.head.keep_alive_timeout_s,
+            keeps: self.may_keep(),
             seen: false,
-            body,
             ends_by_close: false,
-        };
-        let (ending, input, out) = stream
-            .run(&mut source, answer, &response, self.shard.buffers.take())
-            .await;
-        let passed = Passed {
-            status,
-            keep_alive_s,
-            keeps: keeps && !stream.ends_by_close,
-            seen: stream.seen,
-            ends_by_close: stream.ends_by_close,
-        };
-        self.shard.buffers.put(input);
-        self.shard.buffers.put(out);
-        if is_success {
-            count_tokens(shard, attempt, &meter);
         }
-        self.conclude(attempt, source, ending, &passed, &meter)
     }
 
-    /// What an answer's ending means for the attempt, the engine's connection and the client's.
+    /// The relay of an answer.
+    fn begin<'b>(
+        &'b mut self,
+        attempt: &'b Attempt,
+        (source, answer): (Source, Answer),
+        body: &'b Body,
+        passed: &Passed,
+    ) -> std::result::Result<Stream<'b>, AttemptEnd> {
+        let response = ClientResponse {
+            version: self.head.version,
+            keep_alive: passed.keeps,
+            request_id: &self.id,
+        };
+        let (shard, target) = (&**self.shard, self.target.as_ref());
+        let tally = Tally::new(shard, attempt, target, self.started_ns, passed.status);
+        let out = (&response, shard.buffers.take());
+        let patience = &shard.patience;
+        Stream::begin(self.client, tally, patience, body, (source, answer), out)
+    }
+
+    /// What an answer's ending means for the attempt, the engine's connection and the client's. The
+    /// inner error is a failure that the client has seen nothing of.
     fn conclude(
         &self,
         attempt: &mut Attempt,
@@ -347,46 +386,12 @@ impl Story<'_> {
     }
 }
 
-/// Counts the time to a first token as soon as it went to the client: its stream may run for long,
-/// and by then the time is old news.
-fn count_first_token(
-    shard: &Shard,
-    attempt: &Attempt,
-    target: Option<Target>,
-    ttft_us: u64,
-    started_ns: u64,
-) {
-    let client_us = monotonic_ns().saturating_sub(started_ns) / 1_000;
-    shard.metrics.ttft.observe_us(client_us);
-    attempt.measure(|cell| cell.ttft_us(ttft_us));
-    let signals = shard.signals.borrow();
-    let segment = signals.segment();
-    if let Some(cell) = segment.pair(attempt.pair.0, attempt.pair.1) {
-        cell.ttft_us(ttft_us);
-    }
-    let class = target.and_then(|target| segment.class(target.class.0, target.class.1));
-    if let Some(cell) = class {
-        cell.client_ttft_us(client_us);
-    }
-}
-
-/// Counts the tokens of an answer that has ended, and the gaps between them.
-fn count_tokens(shard: &Shard, attempt: &Attempt, meter: &Meter) {
-    let signals = shard.signals.borrow();
-    let Some(cell) = signals.segment().pair(attempt.pair.0, attempt.pair.1) else {
-        return;
-    };
-    let (sum_us, gaps) = meter.gaps_us();
-    if gaps > 0 {
-        cell.tbot_us(sum_us, gaps);
-    }
-    if let Some(tokens) = meter.tokens() {
-        cell.tokens(
-            tokens.prompt,
-            tokens.cached,
-            tokens.output,
-            tokens.estimated,
-        );
+impl Passed {
+    /// Takes over what became of the answer.
+    fn note(&mut self, stream: &Stream<'_>) {
+        self.seen = stream.seen;
+        self.ends_by_close = stream.ends_by_close;
+        self.keeps &= !stream.ends_by_close;
     }
 }
 
@@ -414,12 +419,4 @@ fn outcome_of_whole(status: u16, meter: &Meter) -> Outcome {
         Some(Some(code)) if (400..500).contains(&code) => Outcome::ClientError,
         Some(_) => Outcome::StreamError,
     }
-}
-
-fn is_json(head: &ResponseHead, bytes: &[u8]) -> bool {
-    head.header(bytes, "content-type").is_some_and(|value| {
-        value
-            .get(..16)
-            .is_some_and(|kind| kind.eq_ignore_ascii_case(b"application/json"))
-    })
 }

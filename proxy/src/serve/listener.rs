@@ -92,17 +92,19 @@ fn start(shard: &Rc<Shard>, stream: TcpStream, greeting: Greeting) {
     }
     // Counted here and not when its task first runs: many may be accepted before that.
     let connected = Connected::enter(shard);
-    let greet = greet(Rc::clone(shard), stream, greeting, connected);
-    monoio::spawn(guarded(Rc::clone(shard), greet));
+    let Ok(socket) = Socket::new(stream) else {
+        return;
+    };
+    let served = greet(Rc::clone(shard), Rc::new(socket), greeting, connected);
+    monoio::spawn(guarded(Rc::clone(shard), served));
 }
 
 /// Serves a connection to its end, after the handshake where its address asks for one.
-async fn greet(shard: Rc<Shard>, stream: TcpStream, greeting: Greeting, connected: Connected) {
-    let Ok(mut socket) = Socket::new(stream) else {
-        return;
-    };
+async fn greet(shard: Rc<Shard>, mut socket: Rc<Socket>, greeting: Greeting, connected: Connected) {
+    // Boxed, and nobody else has the socket yet.
     if greeting == Greeting::Tls
-        && let Err(failure) = handshake::greet_client(&shard, &mut socket).await
+        && let Some(fresh) = Rc::get_mut(&mut socket)
+        && let Err(failure) = Box::pin(handshake::greet_client(&shard, fresh)).await
     {
         shard.metrics.client_tls.failed(failure);
         tracing::debug!(
@@ -120,7 +122,17 @@ mod tests {
 
     use super::super::alarm::Alarms;
     use super::*;
-    use crate::serve::testing::{on_both_drivers, sockets};
+    use crate::serve::testing::{on_both_drivers, result_bytes, sockets};
+
+    /// A held stream of an HTTP/1.1 client keeps its connection's future, whatever its engine speaks.
+    #[test]
+    fn the_future_of_a_held_stream_is_at_most_two_kib() {
+        let bytes = result_bytes(|(shard, socket, greeting, connected)| {
+            greet(shard, socket, greeting, connected)
+        });
+        println!("a connection's future: {bytes} bytes");
+        assert!(bytes <= 2_048, "{bytes} bytes");
+    }
 
     /// I01: whatever the kernel accepted in the moment of the cancel is handed out, and no
     /// descriptor stays behind.

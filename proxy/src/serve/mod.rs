@@ -35,6 +35,7 @@ pub mod shard;
 mod source;
 mod stream;
 mod sys;
+mod tally;
 mod target;
 #[cfg(test)]
 mod testing;

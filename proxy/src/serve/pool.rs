@@ -32,7 +32,11 @@ pub(crate) struct EngineConn {
 
 /// The idle connections of all engines.
 pub(crate) struct Pools {
-    idle: RefCell<Vec<Vec<EngineConn>>>,
+    #[expect(
+        clippy::vec_box,
+        reason = "a held stream keeps its connection, and room for a pointer is less than for that"
+    )]
+    idle: RefCell<Vec<Vec<Box<EngineConn>>>>,
     most_idle: usize,
     metrics: Arc<ShardMetrics>,
 }
@@ -58,7 +62,7 @@ impl Pools {
     }
 
     /// An idle connection that is fit for a request at `now_ns`.
-    pub(crate) fn take(&self, engine: &Rc<EngineView>, now_ns: u64) -> Option<EngineConn> {
+    pub(crate) fn take(&self, engine: &Rc<EngineView>, now_ns: u64) -> Option<Box<EngineConn>> {
         let mut pools = self.idle.borrow_mut();
         let idle = pools.get_mut(engine.slot.index())?;
         while let Some(mut conn) = idle.pop() {
@@ -72,19 +76,19 @@ impl Pools {
     }
 
     /// A connection just made.
-    pub(crate) fn opened(&self, engine: &Rc<EngineView>, socket: Socket) -> EngineConn {
-        EngineConn {
+    pub(crate) fn opened(&self, engine: &Rc<EngineView>, socket: Socket) -> Box<EngineConn> {
+        Box::new(EngineConn {
             socket,
             reused: false,
             engine: Rc::clone(engine),
             idle_until_ns: 0,
             learned_idle_ns: None,
             _open: Open::new(&self.metrics, engine.slot),
-        }
+        })
     }
 
     /// Keeps a connection whose last answer ended exactly where its framing said.
-    pub(crate) fn put(&self, mut conn: EngineConn, keep_alive_s: Option<u32>, now_ns: u64) {
+    pub(crate) fn put(&self, mut conn: Box<EngineConn>, keep_alive_s: Option<u32>, now_ns: u64) {
         if let Some(seconds) = keep_alive_s {
             let told_ns = u64::from(seconds) * 1_000_000_000;
             conn.learned_idle_ns = Some(told_ns.saturating_sub(LEARNED_MARGIN_NS));

@@ -37,7 +37,7 @@ pub(crate) struct Story<'a> {
     pub(super) head: &'a RequestHead,
     /// What the head was parsed from.
     pub(super) bytes: &'a [u8],
-    pub(super) id: RequestId,
+    pub(super) id: Box<RequestId>,
     pub(super) started_ns: u64,
     pub(super) upload: Upload,
     /// The body, where it goes on while it arrives.
@@ -90,7 +90,7 @@ pub(crate) async fn run(
         shard,
         head,
         bytes,
-        id: RequestId::choose(head, bytes, random),
+        id: Box::new(RequestId::choose(head, bytes, random)),
         started_ns,
         upload: Upload::new(head.framing, client.is_stream()),
         flow: None,

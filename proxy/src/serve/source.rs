@@ -1,8 +1,10 @@
 //! Where an answer's body comes from: a socket of its own, or a stream among many.
 
-use super::exchange::read_more;
+use std::future::poll_fn;
+use std::pin::Pin;
 use std::task::Poll;
 
+use super::exchange::read_more;
 use super::h2::{Gathered, Reply};
 use super::pool::EngineConn;
 use crate::decide::retry::AttemptEnd;
@@ -10,7 +12,7 @@ use crate::decide::retry::AttemptEnd;
 /// The engine's side of one answer.
 pub(crate) enum Source {
     /// An HTTP/1.1 connection.
-    Socket(EngineConn),
+    Socket(Box<EngineConn>),
     /// A stream of an HTTP/2 connection.
     Stream(Box<Reply>),
 }
@@ -59,15 +61,17 @@ impl Source {
     /// Does `work`, which gives bytes to the client, and takes meanwhile what comes: bytes left with
     /// a connection of many streams cost it more than they do here. None when the work was given up
     /// because this stream holds most of what all slow clients may.
-    pub(crate) async fn gather_during<T>(&mut self, work: impl Future<Output = T>) -> Option<T> {
-        let Self::Stream(reply) = self else {
-            return Some(work.await);
-        };
-        let mut work = std::pin::pin!(work);
-        std::future::poll_fn(|context| {
+    pub(crate) fn gather_during<T>(
+        &mut self,
+        mut work: Pin<&mut impl Future<Output = T>>,
+    ) -> impl Future<Output = Option<T>> {
+        poll_fn(move |context| {
             if let Poll::Ready(done) = work.as_mut().poll(context) {
                 return Poll::Ready(Some(done));
             }
+            let Self::Stream(reply) = &mut *self else {
+                return Poll::Pending;
+            };
             // Whatever comes is acted on after the work.
             let _ = reply.poll_gather(context);
             match reply.is_given_up() {
@@ -75,7 +79,6 @@ impl Source {
                 false => Poll::Pending,
             }
         })
-        .await
     }
 
     /// Trailers as lines; known at the end.

@@ -5,14 +5,18 @@
 //! read buffer serves the whole stream: nothing is allocated for a token. While the client is slow
 //! the engine is not read, so it feels the client's pace.
 
+use std::pin::pin;
+
 use super::body::Body;
 use super::client::{Client, Interrupt, Outbound};
 use super::exchange::Answer;
 use super::meter::Meter;
 use super::relay::BodyRelay;
 use super::source::{Read, Source};
+use super::tally::Tally;
 use crate::clock::monotonic_ns;
 use crate::decide::retry::AttemptEnd;
+use crate::wire::chunked::ChunkedError;
 use crate::wire::head::Version;
 use crate::wire::http1_write::{ClientResponse, Relay, write_response};
 use crate::wire::http2_head::client_response;
@@ -44,24 +48,33 @@ pub(crate) enum Ending {
     Interrupted(Interrupt),
 }
 
-/// One answer being relayed.
+/// One answer being relayed: all that a held stream keeps, and nothing twice.
 pub(crate) struct Stream<'a> {
     /// Who gets it.
-    pub(crate) client: &'a mut Client,
-    /// What is measured.
-    pub(crate) meter: &'a mut Meter,
-    /// Gets each gap between two tokens, microseconds.
-    pub(crate) on_gap_us: &'a dyn Fn(u64),
-    /// Called when the first token went to the client, with the engine's time to it, microseconds.
-    pub(crate) on_first_token: &'a dyn Fn(u64),
+    client: &'a mut Client,
+    /// Where it is counted.
+    tally: Tally<'a>,
     /// Deadlines.
-    pub(crate) patience: Patience,
+    patience: &'a Patience,
+    /// The request's body, kept for another engine until a byte went to the client.
+    body: &'a Body,
+    /// What the answer comes from.
+    source: Source,
+    /// What is measured.
+    meter: Meter,
+    relay: BodyRelay,
+    /// Bytes as they were read.
+    input: Vec<u8>,
+    /// Bytes of ours that go out before them.
+    out: Vec<u8>,
+    /// When the request was sent.
+    begun_ns: u64,
+    /// The engine's connection takes another request, if the answer ends where it should.
+    engine_keeps: bool,
     /// Whether the first token went to the client.
-    pub(crate) has_token: bool,
+    has_token: bool,
     /// Whether any byte of the answer went to the client.
     pub(crate) seen: bool,
-    /// The request's body, kept until then for another engine.
-    pub(crate) body: &'a Body,
     /// Whether the client can see the answer's end only by the close of its connection.
     pub(crate) ends_by_close: bool,
 }
@@ -73,91 +86,81 @@ enum Waited {
     Late,
 }
 
-impl Stream<'_> {
-    /// Relays `answer`, whose body comes from `source`, to its end. Gives the read buffer back.
-    pub(crate) async fn run(
-        &mut self,
-        source: &mut Source,
-        answer: Answer,
-        response: &ClientResponse<'_>,
-        mut out: Vec<u8>,
-    ) -> (Ending, Vec<u8>, Vec<u8>) {
+impl<'a> Stream<'a> {
+    /// The relay of `answer`, whose body comes from `source`, to `client`. Fails where a client's
+    /// protocol has no form for the answer's head.
+    pub(crate) fn begin(
+        client: &'a mut Client,
+        tally: Tally<'a>,
+        patience: &'a Patience,
+        body: &'a Body,
+        (source, answer): (Source, Answer),
+        (response, mut out): (&ClientResponse<'_>, Vec<u8>),
+    ) -> Result<Self, AttemptEnd> {
         out.clear();
-        let relay = match &self.client.outbound {
+        let mut ends_by_close = false;
+        let relay = match &client.outbound {
             Outbound::Socket(_) => {
                 let relay = write_response(&mut out, &answer.head, &answer.bytes, response);
-                self.ends_by_close = relay.ends_by_close();
+                ends_by_close = relay.ends_by_close();
                 relay
             }
             Outbound::Stream(stream) => {
                 let id = Some(response.request_id);
-                let Ok(head) = client_response(&answer.head, &answer.bytes, id) else {
-                    return (Ending::Unseen(AttemptEnd::BadHead), answer.bytes, out);
-                };
-                stream.hold_head(head);
+                let head = client_response(&answer.head, &answer.bytes, id);
+                stream.hold_head(head.map_err(|_| AttemptEnd::BadHead)?);
                 // A stream takes what the oldest clients take: bytes without framing.
                 Relay::new(answer.head.framing, Version::Http10)
             }
         };
-        let mut body = BodyRelay::new(relay);
+        let begun_ns = answer.sent_ns.unwrap_or_else(monotonic_ns);
+        let meter = Meter::new(&answer.head, is_json(&answer), begun_ns);
         let mut input = answer.bytes;
         input.drain(..answer.head.len);
-        let engine_keeps = answer.head.keep_alive && answer.sent_ns.is_some();
-        let begun_ns = answer.sent_ns.unwrap_or_else(monotonic_ns);
-        let ending = self
-            .relay(
-                source,
-                &mut body,
-                (&mut input, &mut out),
-                engine_keeps,
-                begun_ns,
-            )
-            .await;
-        (ending.unwrap_or_else(Ending::Interrupted), input, out)
+        Ok(Self {
+            client,
+            tally,
+            patience,
+            body,
+            source,
+            meter,
+            relay: BodyRelay::new(relay),
+            input,
+            out,
+            begun_ns,
+            engine_keeps: answer.head.keep_alive && answer.sent_ns.is_some(),
+            has_token: false,
+            seen: false,
+            ends_by_close,
+        })
     }
 
-    async fn relay(
-        &mut self,
-        source: &mut Source,
-        body: &mut BodyRelay,
-        (input, out): (&mut Vec<u8>, &mut Vec<u8>),
-        engine_keeps: bool,
-        begun_ns: u64,
-    ) -> Result<Ending, Interrupt> {
+    /// Relays the answer to its end.
+    pub(crate) async fn run(&mut self) -> Result<Ending, Interrupt> {
         loop {
-            let now_ns = monotonic_ns();
-            let (meter, on_gap_us) = (&mut *self.meter, self.on_gap_us);
-            let taken = body.take(input, out, |payload| {
-                meter.payload(payload, now_ns, on_gap_us)
-            });
-            let Ok(taken) = taken else {
+            let Ok(taken) = self.take() else {
                 return Ok(self.failed(AttemptEnd::MidBody));
             };
-            let spare = input.len() - taken.consumed;
-            let has_body = taken.consumed > 0;
-            if taken.verbatim {
-                input.truncate(taken.consumed);
-            } else {
-                input.clear();
+            if self.seen || taken.has_body || self.relay.ended() {
+                self.write(self.relay.ended()).await?;
             }
-            if self.seen || has_body || body.ended() {
-                self.write(source, (input, out), body.ended()).await?;
-            }
-            if body.ended() {
+            if self.relay.ended() {
                 return Ok(Ending::Whole {
-                    reusable: engine_keeps && spare == 0,
+                    reusable: self.engine_keeps && !taken.has_spare,
                 });
             }
-            match self.read(source, input, out, begun_ns).await? {
+            match self.read().await? {
                 Waited::Read(Read::More) => {}
-                Waited::Read(Read::Closed) if body.close(out, source.trailers()) => {
-                    if let Outbound::Stream(stream) = &self.client.outbound {
-                        stream.hold_trailers(source.trailers());
+                Waited::Read(Read::Closed) => {
+                    if !self.relay.close(&mut self.out, self.source.trailers()) {
+                        return Ok(self.failed(AttemptEnd::MidBody));
                     }
-                    self.write(source, (input, out), true).await?;
+                    if let Outbound::Stream(stream) = &self.client.outbound {
+                        stream.hold_trailers(self.source.trailers());
+                    }
+                    self.write(true).await?;
                     return Ok(Ending::Whole { reusable: false });
                 }
-                Waited::Read(Read::Closed) => return Ok(self.failed(AttemptEnd::MidBody)),
                 Waited::Read(Read::Broken(end)) => return Ok(self.failed(end)),
                 Waited::Late if self.client.total_is_over() => {
                     return Ok(self.failed(AttemptEnd::Ours));
@@ -167,70 +170,80 @@ impl Stream<'_> {
         }
     }
 
+    /// Takes what was read: measures it, and leaves in the buffers what goes to the client.
+    fn take(&mut self) -> Result<Piece, ChunkedError> {
+        let now_ns = monotonic_ns();
+        let (meter, tally) = (&mut self.meter, &self.tally);
+        let taken = self.relay.take(&self.input, &mut self.out, |payload| {
+            meter.payload(payload, now_ns, |gap_us| tally.gap(gap_us));
+        })?;
+        let has_spare = self.input.len() > taken.consumed;
+        if taken.verbatim {
+            self.input.truncate(taken.consumed);
+        } else {
+            self.input.clear();
+        }
+        Ok(Piece {
+            has_body: taken.consumed > 0,
+            has_spare,
+        })
+    }
+
     /// Writes what is in `out`, then `input`: in one write as long as `out` holds the head.
-    async fn write(
-        &mut self,
-        source: &mut Source,
-        (input, out): (&mut Vec<u8>, &mut Vec<u8>),
-        ends: bool,
-    ) -> Result<(), Interrupt> {
-        if !out.is_empty() {
-            out.append(input);
-            std::mem::swap(input, out);
+    async fn write(&mut self, ends: bool) -> Result<(), Interrupt> {
+        if !self.out.is_empty() {
+            self.out.append(&mut self.input);
+            std::mem::swap(&mut self.input, &mut self.out);
         }
         // A stream's end is said even where nothing else is.
-        if !input.is_empty() || ends && self.client.is_stream() {
-            self.cut_off();
+        if !self.input.is_empty() || ends && self.client.is_stream() {
+            cut_off(&mut self.seen, self.body);
             self.client.set_deadline(now_after(self.patience.idle_ns));
-            let write = self.client.write(std::mem::take(input), ends);
+            let write = self.client.write(std::mem::take(&mut self.input), ends);
             // A client that holds too much is as one that takes nothing.
-            let written = source.gather_during(write).await;
-            *input = written.unwrap_or(Err(Interrupt::Due))?;
-            input.clear();
+            let written = self.source.gather_during(pin!(write)).await;
+            self.input = written.unwrap_or(Err(Interrupt::Due))?;
+            self.input.clear();
         }
         if !self.has_token
             && let Some(ttft_us) = self.meter.ttft_us()
         {
             self.has_token = true;
-            (self.on_first_token)(ttft_us);
+            self.tally.first_token(ttft_us);
         }
         Ok(())
     }
 
     /// Reads the engine's next bytes into the empty `input`. A head that has waited long enough
     /// is let go meanwhile.
-    async fn read(
-        &mut self,
-        source: &mut Source,
-        input: &mut Vec<u8>,
-        out: &mut Vec<u8>,
-        begun_ns: u64,
-    ) -> Result<Waited, Interrupt> {
-        let mut reading = std::pin::pin!(source.read(std::mem::take(input)));
+    async fn read(&mut self) -> Result<Waited, Interrupt> {
+        let mut reading = pin!(self.source.read(std::mem::take(&mut self.input)));
         loop {
             let now_ns = monotonic_ns();
             let silence_due_ns = match self.meter.has_begun() {
                 true => now_ns.saturating_add(self.patience.idle_ns),
-                false => begun_ns.saturating_add(self.patience.first_byte_ns),
+                false => self.begun_ns.saturating_add(self.patience.first_byte_ns),
             };
             let hold_due_ns = match self.seen {
                 true => u64::MAX,
-                false => begun_ns.saturating_add(self.patience.hold_ns),
+                false => self.begun_ns.saturating_add(self.patience.hold_ns),
             };
             self.client.set_deadline(silence_due_ns.min(hold_due_ns));
             match self.client.during(reading.as_mut()).await {
                 Ok((read, bytes)) => {
-                    *input = bytes;
+                    self.input = bytes;
                     return Ok(Waited::Read(read));
                 }
                 Err(Interrupt::Due)
                     if hold_due_ns < silence_due_ns && !self.client.total_is_over() =>
                 {
                     // The deadline that just passed must not end this write as well.
-                    self.cut_off();
+                    cut_off(&mut self.seen, self.body);
                     self.client.set_deadline(now_after(self.patience.idle_ns));
-                    *out = self.client.write(std::mem::take(out), false).await?;
-                    out.clear();
+                    let out = std::mem::take(&mut self.out);
+                    // Boxed: it happens once in a stream, and few come to it.
+                    self.out = Box::pin(self.client.write(out, false)).await?;
+                    self.out.clear();
                 }
                 Err(Interrupt::Due) => return Ok(Waited::Late),
                 Err(interrupt) => return Err(interrupt),
@@ -238,12 +251,10 @@ impl Stream<'_> {
         }
     }
 
-    /// A write begins, and who can say how much of it the client sees: from here on no other engine
-    /// can have the request, so its body is not kept.
-    fn cut_off(&mut self) {
-        if !std::mem::replace(&mut self.seen, true) {
-            self.body.let_go();
-        }
+    /// What passed, with the buffers left to their owner.
+    pub(crate) fn end(self) -> (Source, Meter, Vec<u8>, Vec<u8>) {
+        self.tally.tokens(&self.meter);
+        (self.source, self.meter, self.input, self.out)
     }
 
     fn failed(&self, end: AttemptEnd) -> Ending {
@@ -254,6 +265,28 @@ impl Stream<'_> {
             (false, _) => Ending::Unseen(AttemptEnd::ResetBeforeBody),
         }
     }
+}
+
+/// What one piece brought.
+struct Piece {
+    /// Bytes of the answer's body.
+    has_body: bool,
+    /// Bytes behind its end.
+    has_spare: bool,
+}
+
+/// A write begins, and who can say how much of it the client sees: from here on no other engine can
+/// have the request, so its body is not kept.
+fn cut_off(seen: &mut bool, body: &Body) {
+    if !std::mem::replace(seen, true) {
+        body.let_go();
+    }
+}
+
+fn is_json(answer: &Answer) -> bool {
+    let kind = answer.head.header(&answer.bytes, "content-type");
+    kind.and_then(|value| value.get(..16))
+        .is_some_and(|kind| kind.eq_ignore_ascii_case(b"application/json"))
 }
 
 /// The moment `wait_ns` from now.

@@ -63,6 +63,9 @@ enum Phase {
     Ending,
 }
 
+/// A request as `h2` hands it over, and what answers it.
+type Asked = (Request<RecvStream>, SendResponse<Bytes>);
+
 /// Keeps the count of a connection's requests true.
 struct Running(Rc<Cell<usize>>);
 
@@ -215,42 +218,62 @@ impl ClientConn {
         }
         self.running.set(self.running.get() + 1);
         let running = Running(Rc::clone(&self.running));
-        let story = story(Rc::clone(&self.shard), request, respond, running);
+        let story = story(
+            Rc::clone(&self.shard),
+            Box::new((request, respond)),
+            running,
+        );
         monoio::spawn(guarded(Rc::clone(&self.shard), story));
     }
 }
 
-/// One request from its head to its end.
-async fn story(
-    shard: Rc<Shard>,
-    request: Request<RecvStream>,
-    respond: SendResponse<Bytes>,
-    _running: Running,
-) {
+/// One request from its head to its end. What `h2` gave of it comes boxed, and is taken apart before
+/// the first wait: a held stream does not keep it.
+async fn story(shard: Rc<Shard>, asked: Box<Asked>, _running: Running) {
+    let (mut client, parsed, bytes) = begin(&shard, *asked);
+    tell(&shard, &mut client, &parsed, &bytes).await;
+}
+
+/// Reads a request's head: what comes back is its client, the head or what is wrong with it, and
+/// the text it was read from.
+fn begin(
+    shard: &Rc<Shard>,
+    (request, respond): Asked,
+) -> (Client, Result<RequestHead, HeadError>, Vec<u8>) {
     let (parts, receive) = request.into_parts();
     let is_empty = receive.is_end_stream();
     let mut bytes = Vec::with_capacity(1_024);
     let parsed = request_text(&mut bytes, &parts).and_then(|()| {
         let parsed = RequestHead::parse(&bytes, &mut HeadSearch::default(), &shard.limits)?;
         // The text is whole: what is not there yet was cut by a limit.
-        parsed.ok_or(HeadError::TooLarge)
+        let mut head = parsed.ok_or(HeadError::TooLarge)?;
+        // An end of the stream says what a length may leave open.
+        if head.framing == RequestFraming::None && !is_empty {
+            head.framing = RequestFraming::Chunked;
+        }
+        Ok(head)
     });
-    drop(parts);
     let mut client = Client::of_stream(
         BodyIn::new(receive),
         Rc::new(AnswerOut::new(respond)),
         &shard.alarms,
     );
     client.body_ms = shard.config.timeouts.body_ms;
+    (client, parsed, bytes)
+}
+
+/// Answers a request, or what is wrong with its head.
+async fn tell(
+    shard: &Rc<Shard>,
+    client: &mut Client,
+    parsed: &Result<RequestHead, HeadError>,
+    bytes: &[u8],
+) {
     match parsed {
-        Ok(mut head) => {
-            // An end of the stream says what a length may leave open.
-            if head.framing == RequestFraming::None && !is_empty {
-                head.framing = RequestFraming::Chunked;
-            }
-            if request::run(&shard, &mut client, &head, &bytes).await == After::Close {
+        Ok(head) => {
+            if request::run(shard, client, head, bytes).await == After::Close {
                 // What still comes is passed over: a reset could overtake the answer.
-                Box::pin(linger(&mut client)).await;
+                Box::pin(linger(client)).await;
             }
         }
         // What is malformed is an error of the stream (RFC 9113, section 8.1.1).
@@ -259,8 +282,8 @@ async fn story(
             client.break_answer(false, Reason::PROTOCOL_ERROR);
         }
         Err(error) => {
-            Box::pin(refuse_head(&shard, &mut client, &Error::Head(error))).await;
-            Box::pin(linger(&mut client)).await;
+            Box::pin(refuse_head(shard, client, &Error::Head(*error))).await;
+            Box::pin(linger(client)).await;
         }
     }
 }
@@ -268,5 +291,19 @@ async fn story(
 impl Drop for Running {
     fn drop(&mut self) {
         self.0.set(self.0.get() - 1);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::serve::testing::result_bytes;
+
+    /// A held stream of an HTTP/2 client keeps this future, whatever its engine speaks.
+    #[test]
+    fn the_future_of_a_held_stream_is_at_most_two_kib() {
+        let bytes = result_bytes(|(shard, asked, running)| story(shard, asked, running));
+        println!("a stream's future: {bytes} bytes");
+        assert!(bytes <= 2_048, "{bytes} bytes");
     }
 }

@@ -99,13 +99,13 @@ pub(crate) async fn exchange(
     let mut pace = Pace::of(Some(body), first_byte_ns);
     client.set_deadline(monotonic_ns() + pace.wait_ns);
     loop {
-        let step = client.during(poll_fn(|context| {
+        let step = poll_fn(|context| {
             if is_sending && let Poll::Ready(sent) = sending.as_mut().poll(context) {
                 return Poll::Ready(Step::Sent(sent));
             }
             response.as_mut().poll(context).map(Step::Head)
-        }));
-        let step = match step.await {
+        });
+        let step = match client.during(pin!(step)).await {
             Err(Interrupt::Due) if is_sending && pace.moves(client) => continue,
             step => step.map_err(NoAnswer::Interrupted)?,
         };
