@@ -110,13 +110,18 @@ fn reachable(parts: &Parts<'_>, frontend: FrontendId, engine: EngineId) -> bool 
 }
 
 fn routes(topology: &Topology, classes: &[(ClassId, Class)]) -> Vec<Route> {
+    let mut numbers: Vec<Option<u16>> = vec![None; topology.classes.len()];
+    for (number, (id, _)) in classes.iter().enumerate() {
+        numbers[id.0] = u16::try_from(number).ok();
+    }
+    // There may be thousands, each pass: no list grows under them.
+    let mut routes = Vec::with_capacity(topology.routes.len());
     let one = |route: &super::topology::Route| {
-        let class = classes.iter().position(|(id, _)| *id == route.class)?;
         Some(Route {
             name: route.name.clone(),
             model: route.model.clone(),
             adapter: route.adapter.clone(),
-            class: u16::try_from(class).ok()?,
+            class: numbers[route.class.0]?,
             endpoints: route.endpoints,
             features: route.features,
             body_bytes_min: route.body_bytes_min,
@@ -126,7 +131,8 @@ fn routes(topology: &Topology, classes: &[(ClassId, Class)]) -> Vec<Route> {
             listed: route.listed,
         })
     };
-    topology.routes.iter().filter_map(one).collect()
+    routes.extend(topology.routes.iter().filter_map(one));
+    routes
 }
 
 fn class(parts: &Parts<'_>, source: &SourcePlan, standing: Option<&Policy>) -> Option<Class> {

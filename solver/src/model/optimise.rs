@@ -20,8 +20,8 @@ mod warm;
 use super::plan::Terms;
 use super::problem::{Problem, Source};
 use super::topology::Method;
-pub use warm::Warm;
 use curve::Curve;
+pub use warm::Warm;
 
 pub use margins::{EngineMargin, Margins, SourceMargin, margins};
 
@@ -160,8 +160,9 @@ pub fn optimise_from(
 
 /// By general programs.
 fn by_program(problem: &Problem) -> Result<Solution, Status> {
-    let mut mix = spread(problem);
-    let first = Curve::all(problem, &mix, &mix);
+    let empty = spread(problem);
+    let mut mix = empty.clone();
+    let first = Curve::all(problem, &mix, &empty);
     // One factor for all rounds: their costs are compared.
     let (_, shed_factor) = lp::dearest(problem, &first);
     let rounds = if first.iter().all(|c| c.uniform) {
@@ -179,7 +180,9 @@ fn by_program(problem: &Problem) -> Result<Solution, Status> {
         if best.as_ref().is_none_or(|b| solution.merit() < b.merit()) {
             best = Some(solution);
         }
-        curves = Curve::all(problem, &mix, &spread(problem));
+        if round < rounds {
+            curves = Curve::all(problem, &mix, &empty);
+        }
     }
     let mut best = best.expect("at least one round");
     best.rounds = rounds;
@@ -320,6 +323,14 @@ fn refuse_bad_numbers(problem: &Problem) -> Result<(), Status> {
         }
         for arc in &source.arcs {
             let e = arc.engine.0;
+            let sum = arc.network_ms + arc.service_ms + arc.output_tokens;
+            let least = arc.network_ms.min(arc.service_ms).min(arc.output_tokens);
+            let sum = sum + arc.money_ms + arc.kv_token_s + arc.seconds;
+            let least = least.min(arc.money_ms).min(arc.kv_token_s);
+            if sum.is_finite() && least >= 0.0 && arc.seconds > 0.0 {
+                // Nearly always: what is wrong is looked for only where something is.
+                continue;
+            }
             for (name, value) in [
                 ("network_ms", arc.network_ms),
                 ("service_ms", arc.service_ms),

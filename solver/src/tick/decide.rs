@@ -3,13 +3,13 @@
 //! Policies of different frontends share engines, and a mix of new and old weights was planned by
 //! nobody: what makes one frontend's weights move makes all that differ move with it.
 
-use pointsman_shm::policy::Policy;
+use pointsman_shm::policy::{Class, Eligible, Engine, Policy};
 
 use super::Reason;
 use super::blocks::moves_for_load;
 use super::inputs::Inputs;
 use super::state::TickState;
-use super::world::standing_weights;
+use super::world::Names;
 use crate::model::optimise::{Solution, evaluate, kv_utilisation};
 use crate::model::problem::{Problem, Source};
 use crate::model::topology::{FrontendId, Topology};
@@ -108,12 +108,13 @@ fn gain(
     standing: &[Option<&Policy>],
 ) -> Option<Reason> {
     let mut shares = solution.shares.clone();
+    let named: Vec<Option<Names<'_>>> = standing.iter().map(|p| p.map(Names::of)).collect();
     for (s, source) in problem.sources.iter().enumerate() {
-        let policy = standing[source.frontend.0]?;
+        let names = named[source.frontend.0].as_ref()?;
         if source.fixed.is_some() {
             continue;
         }
-        let weights = standing_weights(topology, policy, source.class.0);
+        let weights = names.weights(topology, source.class.0);
         let routed: f64 = solution.shares[s].iter().sum();
         if let Some(weights) = weights.filter(|_| routed > 0.0) {
             shares[s] = weights.iter().map(|w| w * routed).collect();
@@ -164,49 +165,30 @@ fn stepped(problem: &Problem, solution: &Solution) -> bool {
 
 /// Whether anything but weights, rates and what follows from them differs.
 fn shape_differs(a: &Policy, b: &Policy) -> bool {
-    let engine = |e: &pointsman_shm::policy::Engine| {
-        let same = (e.slot, e.generation, e.protocol, e.state, e.ready_replicas);
-        let names = (
-            e.id.clone(),
-            e.authority.clone(),
-            e.sni.clone(),
-            e.credential.clone(),
-        );
-        let more = (e.kind.clone(), e.region.clone(), e.health_path.clone());
-        let limits = (e.idle_timeout_ms, e.max_connections, e.max_streams);
-        (
-            same,
-            names,
-            more,
-            limits,
-            e.addresses.clone(),
-            e.planned_factor.to_bits(),
-        )
+    let engine = |(a, b): (&Engine, &Engine)| {
+        let same = |e: &Engine| (e.slot, e.generation, e.protocol, e.state, e.ready_replicas);
+        let limits = |e: &Engine| (e.idle_timeout_ms, e.max_connections, e.max_streams);
+        same(a) == same(b)
+            && limits(a) == limits(b)
+            && a.planned_factor.to_bits() == b.planned_factor.to_bits()
+            && (&a.id, &a.authority, &a.sni) == (&b.id, &b.authority, &b.sni)
+            && (&a.kind, &a.region, &a.health_path) == (&b.kind, &b.region, &b.health_path)
+            && (&a.credential, &a.addresses) == (&b.credential, &b.addresses)
     };
-    let class = |c: &pointsman_shm::policy::Class| {
-        let eligible: Vec<_> = c
-            .eligible
-            .iter()
-            .map(|e| (e.engine, e.pair, e.pair_generation))
-            .collect();
-        (
-            c.slot,
-            c.generation,
-            c.name.clone(),
-            c.mode,
-            eligible,
-            c.table.len(),
-        )
+    let class = |(a, b): (&Class, &Class)| {
+        let same = |c: &Class| (c.slot, c.generation, c.mode, c.table.len());
+        let pair = |e: &Eligible| (e.engine, e.pair, e.pair_generation);
+        same(a) == same(b)
+            && a.name == b.name
+            && a.eligible.iter().map(pair).eq(b.eligible.iter().map(pair))
     };
-    a.hosts != b.hosts
+    let lengths = |p: &Policy| (p.engines.len(), p.classes.len());
+    lengths(a) != lengths(b)
+        || a.hosts != b.hosts
         || a.epoch != b.epoch
         || a.priorities != b.priorities
-        || !a
-            .engines
-            .iter()
-            .map(engine)
-            .eq(b.engines.iter().map(engine))
-        || !a.classes.iter().map(class).eq(b.classes.iter().map(class))
+        || !a.engines.iter().zip(&b.engines).all(engine)
+        || !a.classes.iter().zip(&b.classes).all(class)
         || a.routes != b.routes
         || observed_weights_differ(a, b)
 }

@@ -1,7 +1,9 @@
 //! What the inputs say about every engine and source, gaps filled in.
 
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
 
+use pointsman_shm::id::EngineSlot;
 use pointsman_shm::policy::{PlannedState, Policy};
 
 use super::inputs::{EngineSample, Health, Inputs};
@@ -39,9 +41,10 @@ impl World {
         let addresses = addresses(topology, state, inputs, &mut notes);
         let mut previous = Vec::new();
         for frontend in topology.frontend_ids() {
-            let standing = state.standing(frontend);
+            let standing = state.standing(frontend).map(Names::of);
             for class in topology.class_ids() {
-                previous.push(standing.and_then(|p| standing_weights(topology, p, class.0)));
+                let weights = |names: &Names<'_>| names.weights(topology, class.0);
+                previous.push(standing.as_ref().and_then(weights));
             }
         }
         Self {
@@ -204,23 +207,43 @@ pub(crate) fn standing_weights(
     policy: &Policy,
     class: usize,
 ) -> Option<Vec<f64>> {
-    let class = &topology.classes[class];
-    let standing = policy.classes.iter().find(|c| c.name == class.name)?;
-    let weight = |pair: &crate::model::topology::ClassEngine| {
-        let name = &topology.engines[pair.engine.0].name;
-        let slot = policy.engines.iter().find(|e| e.id == *name)?.slot;
-        standing
-            .eligible
-            .iter()
-            .find(|e| e.engine == slot)
-            .map(|e| e.weight)
-    };
-    let weights: Vec<f64> = class
-        .eligible
-        .iter()
-        .map(|p| weight(p).unwrap_or(0.0))
-        .collect();
-    (weights.iter().sum::<f64>() > 0.0).then_some(weights)
+    Names::of(policy).weights(topology, class)
+}
+
+/// A policy's engines by name: to find one for every pair of class and engine, name by name, would
+/// cost more than a solve.
+pub(super) struct Names<'a> {
+    policy: &'a Policy,
+    slots: BTreeMap<&'a str, EngineSlot>,
+}
+
+impl<'a> Names<'a> {
+    pub(super) fn of(policy: &'a Policy) -> Self {
+        // The first of a name, should two have it.
+        let engines = policy.engines.iter().rev();
+        Self {
+            policy,
+            slots: engines.map(|e| (e.id.as_str(), e.slot)).collect(),
+        }
+    }
+
+    /// Weights that stand for a class, in the order of its eligible engines; `None` without any.
+    pub(super) fn weights(&self, topology: &Topology, class: usize) -> Option<Vec<f64>> {
+        let class = &topology.classes[class];
+        let standing = self.policy.classes.iter().find(|c| c.name == class.name)?;
+        let eligible = standing.eligible.iter().rev();
+        let weights: BTreeMap<EngineSlot, f64> = eligible.map(|e| (e.engine, e.weight)).collect();
+        let weight = |pair: &crate::model::topology::ClassEngine| {
+            let slot = self
+                .slots
+                .get(topology.engines[pair.engine.0].name.as_str())?;
+            weights.get(slot).copied()
+        };
+        let weights: Vec<f64> = (class.eligible.iter())
+            .map(|p| weight(p).unwrap_or(0.0))
+            .collect();
+        (weights.iter().sum::<f64>() > 0.0).then_some(weights)
+    }
 }
 
 /// Demand by frontend then class. Samples of one source add up; their tokens are averaged.

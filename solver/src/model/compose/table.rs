@@ -3,6 +3,8 @@
 //! It names engines, since positions change with the topology; `slots` and `slots::skew` decide
 //! which slots move.
 
+use std::collections::BTreeMap;
+
 use pointsman_shm::id::{EngineSlot, stable_hash};
 use pointsman_shm::policy::{Class, Eligible, Policy};
 
@@ -48,7 +50,7 @@ pub(super) fn table(
     let table = match before {
         Some(before) => {
             let table: Vec<usize> = before.table.iter().map(|name| find(name)).collect();
-            let made_for: Vec<f64> = names.iter().map(|name| before.weight(name)).collect();
+            let made_for: Vec<f64> = before.weights(&names);
             let bent = skew::is_bent(&table, &made_for);
             let standing = skew::Standing {
                 table: &slots::resize(&table, size),
@@ -102,14 +104,21 @@ impl<'a> Before<'a> {
         })
     }
 
-    fn weight(&self, name: &str) -> f64 {
-        let engine = self.policy.engines.iter().find(|e| e.id == *name);
-        let same = |e: &&Eligible| engine.is_some_and(|engine| engine.slot == e.engine);
-        self.class
-            .eligible
-            .iter()
-            .find(same)
-            .map_or(0.0, |e| e.weight)
+    /// By name: the weight that the table was made for.
+    fn weights(&self, names: &[&str]) -> Vec<f64> {
+        let mut weights = vec![0.0; names.len()];
+        let mut known = vec![false; names.len()];
+        let by_slot: BTreeMap<EngineSlot, f64> = (self.class.eligible.iter().rev())
+            .map(|e| (e.engine, e.weight))
+            .collect();
+        for engine in &self.policy.engines {
+            if let Ok(i) = names.binary_search(&engine.id.as_str())
+                && !std::mem::replace(&mut known[i], true)
+            {
+                weights[i] = by_slot.get(&engine.slot).copied().unwrap_or(0.0);
+            }
+        }
+        weights
     }
 }
 

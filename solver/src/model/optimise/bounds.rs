@@ -55,6 +55,22 @@ impl Bounds {
         !self.arcs.is_empty() || !self.regions.is_empty()
     }
 
+    /// The same for a source of which only these arcs, by rising number, are left.
+    pub(super) fn narrowed(&self, kept: &[usize]) -> Self {
+        let inside = |(inside, most): &(Vec<usize>, f64)| {
+            let now = inside.iter().filter_map(|i| kept.binary_search(i).ok());
+            (now.collect(), *most)
+        };
+        Self {
+            least_kept: self.least_kept,
+            arcs: match self.arcs.is_empty() {
+                true => Vec::new(),
+                false => kept.iter().map(|i| self.arcs[*i]).collect(),
+            },
+            regions: self.regions.iter().map(inside).collect(),
+        }
+    }
+
     /// How much stays less than it should, and how much is beyond its share, summed.
     pub(super) fn broken(&self, source: &Source, shares: &[f64], refused: f64) -> (f64, f64) {
         let mut step = 0.0;

@@ -1,7 +1,8 @@
 //! What load adds at one engine, as convex pieces and what they leave to each arc.
 
-use crate::model::problem::{Arc, Problem};
+use crate::model::problem::{Arc, Problem, Source};
 use crate::model::segments::{Segment, grid, hull};
+use crate::model::topology::Profile;
 
 /// Widest step of the grid, in utilisation.
 const STEP: f64 = 1.0 / 32.0;
@@ -25,11 +26,11 @@ pub(super) struct Curve {
     pub(super) rest: Vec<(usize, usize, f64)>,
 }
 
-/// One arc's part in an engine's load.
-struct Part {
-    source: usize,
-    position: usize,
-    arc: Arc,
+/// One arc's part in an engine's load. There are as many as arcs: it is kept small.
+struct Part<'a> {
+    source: u32,
+    position: u32,
+    arc: &'a Arc,
     rps: f64,
 }
 
@@ -37,9 +38,12 @@ impl Curve {
     /// Every engine's curve at a mix of shares. Where that leaves an engine empty, `fallback`
     /// says which requests it would see.
     pub(super) fn all(problem: &Problem, shares: &[Vec<f64>], fallback: &[Vec<f64>]) -> Vec<Self> {
-        let mut parts: Vec<Vec<Part>> = problem.engines.iter().map(|_| Vec::new()).collect();
+        let mut counts = vec![0; problem.engines.len()];
+        let arcs = problem.sources.iter().flat_map(|s| &s.arcs);
+        arcs.for_each(|a| counts[a.engine.0] += 1);
+        let mut parts: Vec<Vec<Part<'_>>> = counts.into_iter().map(Vec::with_capacity).collect();
         for (s, source) in problem.sources.iter().enumerate() {
-            for (position, &arc) in source.arcs.iter().enumerate() {
+            for (position, arc) in source.arcs.iter().enumerate() {
                 let share = source
                     .fixed
                     .as_ref()
@@ -47,23 +51,23 @@ impl Curve {
                 let rps = source.planned_rps * share;
                 if arc.open || (source.fixed.is_some() && rps > 0.0) {
                     parts[arc.engine.0].push(Part {
-                        source: s,
-                        position,
+                        source: s as u32,
+                        position: position as u32,
                         arc,
                         rps,
                     });
                 }
             }
         }
-        let one = |(e, parts): (usize, Vec<Part>)| Self::one(problem, e, parts, fallback);
+        let one = |(e, parts): (usize, Vec<Part<'_>>)| Self::one(problem, e, parts, fallback);
         parts.into_iter().enumerate().map(one).collect()
     }
 
-    fn one(problem: &Problem, e: usize, mut parts: Vec<Part>, fallback: &[Vec<f64>]) -> Self {
+    fn one(problem: &Problem, e: usize, mut parts: Vec<Part<'_>>, fallback: &[Vec<f64>]) -> Self {
         let engine = &problem.engines[e];
-        let load = |parts: &[Part]| parts.iter().map(|p| p.rps * p.arc.seconds).sum::<f64>();
-        let fixed = |p: &&Part| problem.sources[p.source].fixed.is_some();
-        let of_fixed = |p: &Part| p.rps * p.arc.seconds;
+        let load = |parts: &[Part<'_>]| parts.iter().map(|p| p.rps * p.arc.seconds).sum::<f64>();
+        let fixed = |p: &&Part<'_>| problem.sources[p.source as usize].fixed.is_some();
+        let of_fixed = |p: &Part<'_>| p.rps * p.arc.seconds;
         let base_load: f64 = parts.iter().filter(fixed).map(of_fixed).sum();
         let (base, at) = if engine.capacity > 0.0 {
             (
@@ -75,8 +79,8 @@ impl Curve {
         };
         if load(&parts) <= 0.0 {
             for part in &mut parts {
-                let planned = problem.sources[part.source].planned_rps;
-                part.rps = planned * fallback[part.source][part.position];
+                let (s, i) = (part.source as usize, part.position as usize);
+                part.rps = problem.sources[s].planned_rps * fallback[s][i];
             }
         }
         let uniform = uniform(problem, &parts);
@@ -84,19 +88,10 @@ impl Curve {
         let total = load(&parts);
         let sums = sums(problem, &parts);
         let mean = |utilisation: f64| {
-            let delay = |(arc, rps, tokens): &(Arc, f64, f64)| {
-                let first = problem.delay_ms(
-                    &Arc {
-                        output_tokens: 0.0,
-                        ..*arc
-                    },
-                    utilisation,
-                );
-                let with_one = Arc {
-                    output_tokens: 1.0,
-                    ..*arc
-                };
-                first * rps + (problem.delay_ms(&with_one, utilisation) - first) * tokens
+            let delay = |sum: &Sum<'_>| {
+                let (ttft, tbot) = sum.profile.at(utilisation);
+                let first = ttft - sum.idle.0;
+                first * sum.rps + (first + (tbot - sum.idle.1) - first) * sum.tokens
             };
             if total > 0.0 {
                 sums.iter().map(delay).sum::<f64>() / total
@@ -106,9 +101,13 @@ impl Curve {
         };
         let pieces = pieces(problem, e, base, &parts, &mean);
         let mean_at = mean(at);
-        let rest = |p: &Part| {
-            let own = problem.delay_ms(&p.arc, at);
-            (p.source, p.position, own - p.arc.seconds * mean_at)
+        let rest = |p: &Part<'_>| {
+            let own = problem.delay_ms(p.arc, at);
+            (
+                p.source as usize,
+                p.position as usize,
+                own - p.arc.seconds * mean_at,
+            )
         };
         let rest = if uniform {
             Vec::new()
@@ -121,6 +120,19 @@ impl Curve {
             uniform,
             rest,
         }
+    }
+
+    /// By source and arc: what its delay has beyond the pieces; empty where nothing has.
+    pub(super) fn rests(problem: &Problem, curves: &[Self]) -> Vec<Vec<f64>> {
+        if curves.iter().all(|c| c.rest.is_empty()) {
+            return Vec::new();
+        }
+        let none = |source: &Source| vec![0.0; source.arcs.len()];
+        let mut rests: Vec<Vec<f64>> = problem.sources.iter().map(none).collect();
+        for &(source, position, rest_ms) in curves.iter().flat_map(|c| &c.rest) {
+            rests[source][position] = rest_ms;
+        }
+        rests
     }
 
     /// What an arc's delay has beyond the pieces.
@@ -136,19 +148,37 @@ impl Curve {
     }
 }
 
-/// By profile: an arc of it, requests per second of the mix, and their answers' tokens.
-fn sums(problem: &Problem, parts: &[Part]) -> Vec<(Arc, f64, f64)> {
-    let mut sums: Vec<Option<(Arc, f64, f64)>> = vec![None; problem.profiles.len()];
+/// What requests by one profile are at an engine.
+struct Sum<'a> {
+    profile: &'a Profile,
+    /// Its latencies without load, milliseconds.
+    idle: (f64, f64),
+    /// Requests per second of the mix.
+    rps: f64,
+    /// Their answers' tokens per second.
+    tokens: f64,
+}
+
+/// By profile, in order.
+fn sums<'a>(problem: &'a Problem, parts: &[Part<'_>]) -> Vec<Sum<'a>> {
+    let mut sums: Vec<Option<Sum<'_>>> = problem.profiles.iter().map(|_| None).collect();
     for part in parts {
-        let sum = sums[part.arc.profile.0].get_or_insert((part.arc, 0.0, 0.0));
-        sum.1 += part.rps;
-        sum.2 += part.rps * part.arc.output_tokens;
+        let p = part.arc.profile.0;
+        let profile = &problem.profiles[p];
+        let sum = sums[p].get_or_insert_with(|| Sum {
+            profile,
+            idle: profile.at(0.0),
+            rps: 0.0,
+            tokens: 0.0,
+        });
+        sum.rps += part.rps;
+        sum.tokens += part.rps * part.arc.output_tokens;
     }
     sums.into_iter().flatten().collect()
 }
 
 /// Whether every arc's delay per work is the same at every load.
-fn uniform(problem: &Problem, parts: &[Part]) -> bool {
+fn uniform(problem: &Problem, parts: &[Part<'_>]) -> bool {
     let Some(first) = parts.first() else {
         return true;
     };
@@ -168,8 +198,8 @@ fn uniform(problem: &Problem, parts: &[Part]) -> bool {
         let points = &problem.profiles[p.arc.profile.0].points;
         let first_points = &problem.profiles[first.arc.profile.0].points;
         points.iter().chain(first_points).all(|point| {
-            let own = problem.delay_ms(&p.arc, point.utilisation) / p.arc.seconds;
-            let firsts = problem.delay_ms(&first.arc, point.utilisation) / first.arc.seconds;
+            let own = problem.delay_ms(p.arc, point.utilisation) / p.arc.seconds;
+            let firsts = problem.delay_ms(first.arc, point.utilisation) / first.arc.seconds;
             (own - firsts).abs() <= SAME * own.abs().max(firsts.abs())
         })
     })
@@ -179,7 +209,7 @@ fn pieces(
     problem: &Problem,
     e: usize,
     base: f64,
-    parts: &[Part],
+    parts: &[Part<'_>],
     mean: &dyn Fn(f64) -> f64,
 ) -> Vec<Segment> {
     let engine = &problem.engines[e];

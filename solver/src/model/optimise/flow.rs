@@ -7,6 +7,7 @@
 //! worse, and capacities hold in between because they hold at both ends. Rounds end when they
 //! gain nothing any more.
 
+mod line;
 mod repair;
 mod statement;
 
@@ -17,6 +18,7 @@ use super::mend::mend;
 use super::warm::Warm;
 use super::{Solution, Status, spread, verify};
 use crate::model::problem::Problem;
+use line::Line;
 use statement::{Flows, Found};
 
 /// Rounds, at most and whatever the fleet's size, and arcs that all rounds may look at together.
@@ -139,7 +141,7 @@ impl<'a> Rounds<'a> {
             );
         }
         let Some(before) = self.best.take() else {
-            let mut solution = verify::verify(self.problem, answer)?;
+            let mut solution = verify::verify_bounded(self.problem, &self.bounds, answer)?;
             solution.gap = found.gap_ms / solution.terms.total().max(f64::MIN_POSITIVE);
             self.best = Some(solution);
             return Ok(1.0);
@@ -149,13 +151,15 @@ impl<'a> Rounds<'a> {
             shed: before.shed.clone(),
             shed_factor: self.shed_factor,
         };
-        let was = self.merit(&from);
-        let part = self.best_part(&from, &answer, was);
+        let line = Line::new(self.problem, &self.bounds, &from, &answer);
+        let was = line.merit(0.0);
+        let part = best_part(&line, was);
         if part <= 0.0 {
             self.best = Some(before);
             return Ok(0.0);
         }
-        let mut solution = verify::verify(self.problem, between(&from, &answer, part))?;
+        let mut solution =
+            verify::verify_bounded(self.problem, &self.bounds, between(&from, &answer, part))?;
         let gained = (was - solution.merit()) / was.abs().max(f64::MIN_POSITIVE);
         solution.gap = found.gap_ms / solution.terms.total().max(f64::MIN_POSITIVE);
         self.best = Some(if gained > 0.0 { solution } else { before });
@@ -225,49 +229,39 @@ impl<'a> Rounds<'a> {
             self.flows.members(),
             &mut answer,
         );
-        let mut solution = verify::verify(self.problem, answer)?;
+        let mut solution = verify::verify_bounded(self.problem, &self.bounds, answer)?;
         solution.gap = best.gap;
         self.best = Some(solution);
         Ok(())
     }
+}
 
-    /// How far from one answer to another costs least; 0 where no way towards it gains.
-    fn best_part(&self, from: &Answer, to: &Answer, was: f64) -> f64 {
-        let mut best = (f64::INFINITY, 0.0);
-        let mut at = |part: f64| {
-            let cost = self.merit(&between(from, to, part));
-            if cost < best.0 {
-                best = (cost, part);
-            }
-            cost
-        };
-        at(1.0);
-        let (mut low, mut high) = (0.0, 1.0);
-        let (mut left, mut right) = (1.0 - GOLDEN, GOLDEN);
-        let (mut at_left, mut at_right) = (at(left), at(right));
-        for _ in 0..CUTS {
-            if at_left < at_right {
-                (high, right, at_right) = (right, left, at_left);
-                left = high - GOLDEN * (high - low);
-                at_left = at(left);
-            } else {
-                (low, left, at_left) = (left, right, at_right);
-                right = low + GOLDEN * (high - low);
-                at_right = at(right);
-            }
+/// How far from one answer to another costs least; 0 where no way towards it gains.
+fn best_part(line: &Line, was: f64) -> f64 {
+    let mut best = (f64::INFINITY, 0.0);
+    let mut at = |part: f64| {
+        let cost = line.merit(part);
+        if cost < best.0 {
+            best = (cost, part);
         }
-        if best.0 < was { best.1 } else { 0.0 }
+        cost
+    };
+    at(1.0);
+    let (mut low, mut high) = (0.0, 1.0);
+    let (mut left, mut right) = (1.0 - GOLDEN, GOLDEN);
+    let (mut at_left, mut at_right) = (at(left), at(right));
+    for _ in 0..CUTS {
+        if at_left < at_right {
+            (high, right, at_right) = (right, left, at_left);
+            left = high - GOLDEN * (high - low);
+            at_left = at(left);
+        } else {
+            (low, left, at_left) = (left, right, at_right);
+            right = low + GOLDEN * (high - low);
+            at_right = at(right);
+        }
     }
-
-    fn merit(&self, answer: &Answer) -> f64 {
-        let Answer {
-            shares,
-            shed,
-            shed_factor,
-        } = answer;
-        let (terms, _) = verify::evaluate(self.problem, shares, shed, *shed_factor);
-        terms.total() + verify::over_bounds_ms(self.problem, &self.bounds, shares, shed)
-    }
+    if best.0 < was { best.1 } else { 0.0 }
 }
 
 /// An answer on the way from one to another.

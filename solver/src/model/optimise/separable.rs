@@ -55,29 +55,43 @@ impl Separable {
 
     /// Every source and engine by the first entry that connects it to one that is known.
     fn spanned(problem: &Problem, entries: &[(usize, usize, f64)]) -> Self {
-        let mut by_source = vec![Vec::new(); problem.sources.len()];
-        let mut by_engine = vec![Vec::new(); problem.engines.len()];
-        for &(s, e, work) in entries {
-            by_source[s].push((e, work));
-            by_engine[e].push((s, work));
+        // Entries come by source: a source's are one range, an engine's are sorted by counting.
+        let mut own = vec![0..0; problem.sources.len()];
+        let mut first = vec![0; problem.engines.len() + 1];
+        for (i, &(s, e, _)) in entries.iter().enumerate() {
+            if own[s].is_empty() {
+                own[s] = i..i;
+            }
+            own[s].end = i + 1;
+            first[e + 1] += 1;
+        }
+        for e in 0..problem.engines.len() {
+            first[e + 1] += first[e];
+        }
+        let mut next_of = first.clone();
+        let mut by_engine = vec![0; entries.len()];
+        for (i, &(_, e, _)) in entries.iter().enumerate() {
+            by_engine[next_of[e]] = i;
+            next_of[e] += 1;
         }
         let mut source: Vec<Option<f64>> = vec![None; problem.sources.len()];
         let mut engine: Vec<Option<f64>> = vec![None; problem.engines.len()];
         for root in 0..source.len() {
-            if source[root].is_some() || by_source[root].is_empty() {
+            if source[root].is_some() || own[root].is_empty() {
                 continue;
             }
             // The work of the first request is the unit of its engine.
-            let mut next = vec![(root, by_source[root][0].1)];
+            let mut next = vec![(root, entries[own[root].start].2)];
             source[root] = Some(next[0].1);
             while let Some((s, alpha)) = next.pop() {
-                for &(e, work) in &by_source[s] {
+                for &(_, e, work) in &entries[own[s].clone()] {
                     if engine[e].is_some() {
                         continue;
                     }
                     let beta = work / alpha;
                     engine[e] = Some(beta);
-                    for &(other, work) in &by_engine[e] {
+                    for &i in &by_engine[first[e]..first[e + 1]] {
+                        let (other, _, work) = entries[i];
                         if source[other].is_none() {
                             source[other] = Some(work / beta);
                             next.push((other, work / beta));

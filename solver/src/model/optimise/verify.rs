@@ -16,6 +16,18 @@ const NOTHING: f64 = 1e-9;
 
 /// Cleans an answer of rounding and checks it.
 pub(super) fn verify(problem: &Problem, answer: Answer) -> Result<Solution, Status> {
+    let bounds: Vec<Bounds> = (problem.sources.iter())
+        .map(|source| Bounds::of(problem, source))
+        .collect();
+    verify_bounded(problem, &bounds, answer)
+}
+
+/// The same, with the bounds of every source at hand.
+pub(super) fn verify_bounded(
+    problem: &Problem,
+    bounds: &[Bounds],
+    answer: Answer,
+) -> Result<Solution, Status> {
     let Answer {
         mut shares,
         mut shed,
@@ -58,11 +70,8 @@ pub(super) fn verify(problem: &Problem, answer: Answer) -> Result<Solution, Stat
             what: format!("objective {terms:?}"),
         });
     }
-    let bounds: Vec<Bounds> = (problem.sources.iter())
-        .map(|source| Bounds::of(problem, source))
-        .collect();
     Ok(Solution {
-        over_bounds_ms: over_bounds_ms(problem, &bounds, &shares, &shed),
+        over_bounds_ms: over_bounds_ms(problem, bounds, &shares, &shed),
         kv_utilisation: kv_utilisation(problem, &shares, Source::demand),
         shares,
         shed,

@@ -215,8 +215,9 @@ impl<'a> Flows<'a> {
     }
 
     fn statement(&self, curves: &[Curve], shed_factor: f64) -> Statement {
+        let rests = Curve::rests(self.problem, curves);
         let mut sources: Vec<SourceSide> = (0..self.members.len())
-            .map(|m| self.stated(m, curves, shed_factor))
+            .map(|m| self.stated(m, rests.get(self.members[m]), shed_factor))
             .collect();
         let mut engines: Vec<EngineSide> = (0..self.problem.engines.len())
             .map(|e| self.engine(e, &curves[e]))
@@ -232,14 +233,14 @@ impl<'a> Flows<'a> {
         Statement { sources, engines }
     }
 
-    /// A source without a bound on its step.
-    fn stated(&self, member: usize, curves: &[Curve], shed_factor: f64) -> SourceSide {
+    /// A source without a bound on its step; `rest_ms` is what pieces leave to each of its arcs.
+    fn stated(&self, member: usize, rest_ms: Option<&Vec<f64>>, shed_factor: f64) -> SourceSide {
         let source = self.source(member);
         let s = self.members[member];
         let way = |&i: &usize| {
             let arc = &source.arcs[i];
             let e = arc.engine.0;
-            let rest = curves[e].rest_ms(s, i) + self.repair.unseen_ms(s, arc);
+            let rest = rest_ms.map_or(0.0, |rest| rest[i]) + self.repair.unseen_ms(s, arc);
             Way {
                 engine: e as u32,
                 cost_ms: arc.network_ms + arc.service_ms + arc.money_ms + rest,

@@ -7,6 +7,8 @@
 //! Capacity is rounded down and the steps of one ladder are rounded at their borders, so that
 //! what is rounded away never adds up.
 
+use std::collections::BTreeMap;
+
 use super::instance::{Instance, Part, Rung, Source};
 use super::{Error, Solved};
 use crate::model::segments::{Segment, hull};
@@ -122,17 +124,12 @@ impl Statement {
             return Err(Error::Number { what });
         }
         let mut instance = Instance::default();
-        let mut groups = std::collections::BTreeMap::new();
+        let mut groups = Groups::default();
         for (s, side) in self.sources.iter().enumerate() {
-            let engines: Vec<u32> = side.ways.iter().map(|w| w.engine).collect();
-            let next = groups.len() as u32;
-            let group = *groups.entry(engines).or_insert(next);
+            let group = groups.of(&side.ways);
             instance.sources.push(side.scaled(s, group, &mut units)?);
         }
-        instance.groups = vec![Vec::new(); groups.len()];
-        groups
-            .into_iter()
-            .for_each(|(engines, g)| instance.groups[g as usize] = engines);
+        instance.groups = groups.engines;
         let total = instance.sources.iter().map(|s| s.demand).sum::<i64>();
         instance.engines = self
             .engines
@@ -350,6 +347,33 @@ impl Scaled {
     #[must_use]
     pub fn price_ms(&self, price: i64, work: f64) -> f64 {
         price as f64 / self.units.cost * work
+    }
+}
+
+/// Engines of ways, each list once, numbered as it is met.
+#[derive(Default)]
+struct Groups {
+    engines: Vec<Vec<u32>>,
+    /// Numbers by the count of engines, the first and the last: others are told apart by one look.
+    likely: BTreeMap<(usize, u32, u32), Vec<u32>>,
+}
+
+impl Groups {
+    fn of(&mut self, ways: &[Way]) -> u32 {
+        let end = |way: Option<&Way>| way.map_or(0, |w| w.engine);
+        let key = (ways.len(), end(ways.first()), end(ways.last()));
+        let likely = self.likely.entry(key).or_default();
+        let same = |group: &&u32| {
+            let engines = &self.engines[**group as usize];
+            engines.iter().eq(ways.iter().map(|w| &w.engine))
+        };
+        if let Some(group) = likely.iter().find(same) {
+            return *group;
+        }
+        let group = self.engines.len() as u32;
+        likely.push(group);
+        self.engines.push(ways.iter().map(|w| w.engine).collect());
+        group
     }
 }
 
