@@ -1,6 +1,7 @@
 //! What is refused, and with which words: file, line, key, value, what is allowed.
 
-use pointsman_solver::model::topology::{ClassId, Topology};
+use pointsman_solver::model::topology::{ClassId, EngineId, FrontendId, Topology};
+use pointsman_solver::model::units::Share;
 
 const GOOD: &str = r#"[solver]
 demand = "configured"
@@ -294,4 +295,104 @@ fn capacity_in_the_units_an_operator_knows() {
     );
     // The built-in curve at full load: 1,500 ms + 100 tokens x 60 ms.
     assert_eq!(rps("{ max_running = 15 }"), (2.0, true));
+}
+
+#[test]
+fn egress_is_a_price_by_engine_before_that_by_region() {
+    let text = GOOD
+        .replacen("[solver]", "[solver]\nmoney_ms = 1000", 1)
+        .replacen("kind = \"h100\"", "kind = \"h100\"\nregion = \"eu\"", 1)
+        .replacen("ms = 1\n", "ms = 1\negress_per_mtok = 2\n", 1);
+    let two = "[[engines]]\nname = \"two\"\nkind = \"h100\"\nregion = \"eu\"\nmodels = [\"m\"]\n\
+               address = \"127.0.0.1:9002\"\ncapacity = { rps = 10 }\n[[rtt]]\nfrontend = \"A\"\n\
+               region = \"eu\"\nms = 3\negress_per_mtok = 5\n";
+    let topology = Topology::parse("t.toml", &format!("{text}{two}")).expect("good");
+    let cost_ms = |engine: usize| topology.egress_ms(FrontendId(0), EngineId(engine), 600.0);
+    // 600 tokens of a million, at 2 and at 5, each worth 1,000 ms of one request.
+    assert_eq!(
+        [cost_ms(0), cost_ms(1)],
+        [600.0 / 1e6 * 2e3, 600.0 / 1e6 * 5e3]
+    );
+    let free = Topology::parse("t.toml", GOOD).expect("good");
+    assert_eq!(free.egress_ms(FrontendId(0), EngineId(0), 600.0), 0.0);
+}
+
+#[test]
+fn egress_is_refused_below_nothing_and_without_its_worth() {
+    assert_eq!(
+        with("ms = 1\n", "ms = 1\negress_per_mtok = -1\n"),
+        "t.toml:15: rtt: egress_per_mtok = -1: must be a finite number, at least 0"
+    );
+    assert_eq!(
+        with("ms = 1\n", "ms = 1\negress_per_mtok = 2\n"),
+        "t.toml:15: rtt: egress_per_mtok needs solver.money_ms: the milliseconds of one request \
+         that one unit of money is worth"
+    );
+    assert_eq!(
+        with("[solver]", "[solver]\nmoney_ms = -1"),
+        "t.toml:2: solver.money_ms = -1: must be a finite number, at least 0"
+    );
+}
+
+#[test]
+fn kv_tokens_are_all_of_an_engine_and_those_of_one_server_in_a_profile() {
+    let of = |text: &str| {
+        let topology = Topology::parse("t.toml", text).expect("good");
+        topology.engines[0].capacity.kv_tokens.map(|t| t.value())
+    };
+    let own = "capacity = { rps = 10 }";
+    let stated = "capacity = { rps = 10, kv_tokens = 50000 }";
+    let four = |own: &str| format!("{own}\nreplicas = 4");
+    let engine = GOOD.replacen(own, &four(stated), 1);
+    assert_eq!(of(&engine), Some(50_000.0));
+    let profile = format!(
+        "[[profiles]]\nname = \"p\"\nkind = \"h100\"\n{stated}\npoints = [ {{ utilisation = 0.0, \
+         ttft_ms = 200.0, tbot_ms = 0.0 }}, {{ utilisation = 1.0, ttft_ms = 300.0, tbot_ms = 0.0 \
+         }} ]\n"
+    );
+    let server = GOOD.replacen(own, "replicas = 4", 1);
+    assert_eq!(of(&format!("{server}{profile}")), Some(200_000.0));
+    assert_eq!(of(GOOD), None);
+    assert_eq!(
+        with("{ rps = 10 }", "{ rps = 10, kv_tokens = 0 }"),
+        "t.toml:10: engines \"one\": capacity.kv_tokens = 0: must be a finite number above 0"
+    );
+}
+
+#[test]
+fn max_share_bounds_an_engine_and_a_region() {
+    let region = "[[regions]]\nname = \"eu\"\nmax_share = 0.6\n";
+    let named = GOOD.replacen(
+        "kind = \"h100\"",
+        "kind = \"h100\"\nregion = \"eu\"\nmax_share = 0.25",
+        1,
+    );
+    let topology = Topology::parse("t.toml", &format!("{named}{region}")).expect("good");
+    let share = |share: Option<Share>| share.map(Share::value);
+    let engine = &topology.engines[0];
+    assert_eq!(share(engine.max_share), Some(0.25));
+    let eu = &topology.regions[topology.region_of(engine)];
+    assert_eq!((eu.name.as_str(), share(eu.max_share)), ("eu", Some(0.6)));
+    let free = Topology::parse("t.toml", GOOD).expect("good");
+    assert_eq!(share(free.engines[0].max_share), None);
+    assert!(free.regions.iter().all(|r| r.max_share.is_none()));
+
+    assert_eq!(
+        with("kind = \"h100\"", "kind = \"h100\"\nmax_share = 1.5"),
+        "t.toml:8: engines \"one\": max_share = 1.5: must be a number from 0 to 1"
+    );
+    let end = |more: &str| refused(&format!("{named}{more}"));
+    assert_eq!(
+        end(&region.replacen("0.6", "-0.1", 1)),
+        "t.toml:22: regions \"eu\": max_share = -0.1: must be a number from 0 to 1"
+    );
+    assert_eq!(
+        end(&format!("{region}{region}")),
+        "t.toml:24: regions: name = \"eu\": is given twice"
+    );
+    let unknown = end(&region.replacen("eu", "mars", 1));
+    assert!(
+        unknown.starts_with("t.toml:21: regions: name = \"mars\""),
+        "{unknown}"
+    );
 }

@@ -26,7 +26,7 @@ fn held(problem: &Problem, shares: &[Vec<f64>]) -> Vec<f64> {
 }
 
 /// Memory for less or more than a full engine's mean request needs: some of it binds.
-fn with_memory(rng: &mut StdRng, problem: &mut Problem) {
+pub(crate) fn with_memory(rng: &mut StdRng, problem: &mut Problem) {
     for source in &mut problem.sources {
         let class = source.class.0;
         // A document holds its long prompt; a chat is short.
