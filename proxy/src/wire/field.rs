@@ -70,6 +70,43 @@ impl Meaning {
             _ => Self::EndToEnd,
         }
     }
+
+    /// Whether a request's line of this meaning is copied to the engine. `own_token`: a token of
+    /// ours takes the place of the client's.
+    #[must_use]
+    pub fn goes_to_engine(self, own_token: bool) -> bool {
+        match self {
+            // A load report is a response's header; in a request it means nothing special.
+            Self::EndToEnd | Self::LoadReport => true,
+            Self::Authorization => !own_token,
+            Self::RequestId
+            | Self::Connection
+            | Self::KeepAlive
+            | Self::HopByHop
+            | Self::Host
+            | Self::ContentLength
+            | Self::TransferEncoding
+            | Self::Expect => false,
+        }
+    }
+
+    /// Whether an answer's line of this meaning is copied to the client. `states_length`: its
+    /// length frames nothing and is kept for what it says.
+    #[must_use]
+    pub fn goes_to_client(self, states_length: bool) -> bool {
+        match self {
+            // In an answer these two mean nothing special.
+            Self::EndToEnd | Self::Authorization | Self::Expect => true,
+            Self::ContentLength => states_length,
+            Self::RequestId
+            | Self::Connection
+            | Self::KeepAlive
+            | Self::HopByHop
+            | Self::Host
+            | Self::TransferEncoding
+            | Self::LoadReport => false,
+        }
+    }
 }
 
 /// What the `Connection` lines of a head ask for.

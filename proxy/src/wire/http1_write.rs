@@ -95,19 +95,8 @@ pub fn write_request(
     out.extend_from_slice(engine.authority.as_bytes());
     out.extend_from_slice(b"\r\n");
     for field in &head.fields {
-        match field.meaning {
-            // A load report is a response's header; in a request it means nothing special.
-            Meaning::EndToEnd | Meaning::LoadReport => copy_line(out, buffer, field),
-            Meaning::Authorization if engine.bearer.is_none() => copy_line(out, buffer, field),
-            Meaning::Authorization
-            | Meaning::RequestId
-            | Meaning::Connection
-            | Meaning::KeepAlive
-            | Meaning::HopByHop
-            | Meaning::Host
-            | Meaning::ContentLength
-            | Meaning::TransferEncoding
-            | Meaning::Expect => {}
+        if field.meaning.goes_to_engine(engine.bearer.is_some()) {
+            copy_line(out, buffer, field);
         }
     }
     if let Some(token) = engine.bearer {
@@ -138,21 +127,8 @@ pub fn write_response(
     out.extend_from_slice(head.reason.of(buffer));
     out.extend_from_slice(b"\r\n");
     for field in &head.fields {
-        match field.meaning {
-            Meaning::EndToEnd | Meaning::Authorization | Meaning::Expect => {
-                copy_line(out, buffer, field);
-            }
-            Meaning::ContentLength if relay == Relay::Nothing && head.status != 204 => {
-                copy_line(out, buffer, field);
-            }
-            Meaning::RequestId
-            | Meaning::Connection
-            | Meaning::KeepAlive
-            | Meaning::HopByHop
-            | Meaning::Host
-            | Meaning::ContentLength
-            | Meaning::TransferEncoding
-            | Meaning::LoadReport => {}
+        if field.meaning.goes_to_client(head.states_length()) {
+            copy_line(out, buffer, field);
         }
     }
     write_request_id(out, client.request_id);

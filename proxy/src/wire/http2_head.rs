@@ -113,20 +113,8 @@ pub fn engine_request(
     let headers = request.headers_mut();
     headers.reserve(head.fields.len() + 3);
     for field in &head.fields {
-        match field.meaning {
-            Meaning::EndToEnd | Meaning::LoadReport => append(headers, buffer, field)?,
-            Meaning::Authorization if engine.bearer.is_none() => {
-                append(headers, buffer, field)?;
-            }
-            Meaning::Authorization
-            | Meaning::RequestId
-            | Meaning::Connection
-            | Meaning::KeepAlive
-            | Meaning::HopByHop
-            | Meaning::Host
-            | Meaning::ContentLength
-            | Meaning::TransferEncoding
-            | Meaning::Expect => {}
+        if field.meaning.goes_to_engine(engine.bearer.is_some()) {
+            append(headers, buffer, field)?;
         }
     }
     if let Some(token) = engine.bearer {
@@ -158,25 +146,10 @@ pub fn client_response(
     let headers = response.headers_mut();
     headers.reserve(head.fields.len() + 1);
     for field in &head.fields {
-        match field.meaning {
-            Meaning::EndToEnd | Meaning::Authorization | Meaning::Expect => {
-                append(headers, buffer, field)?;
-            }
-            // A length that frames nothing, after HEAD or with 304, still says something.
-            Meaning::ContentLength
-                if head.framing == ResponseFraming::None && head.status != 204 =>
-            {
-                append(headers, buffer, field)?;
-            }
-            Meaning::RequestId if request_id.is_none() => append(headers, buffer, field)?,
-            Meaning::RequestId
-            | Meaning::Connection
-            | Meaning::KeepAlive
-            | Meaning::HopByHop
-            | Meaning::Host
-            | Meaning::ContentLength
-            | Meaning::TransferEncoding
-            | Meaning::LoadReport => {}
+        // An answer of our own has the one id already; an engine's is replaced by it.
+        let is_own_id = field.meaning == Meaning::RequestId && request_id.is_none();
+        if is_own_id || field.meaning.goes_to_client(head.states_length()) {
+            append(headers, buffer, field)?;
         }
     }
     if let ResponseFraming::Sized(length) = head.framing {

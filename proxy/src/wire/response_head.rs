@@ -38,6 +38,13 @@ pub struct ResponseHead {
 }
 
 impl ResponseHead {
+    /// Whether its length frames nothing, after HEAD or with 304, and still says something. With 204
+    /// none may be stated.
+    #[must_use]
+    pub fn states_length(&self) -> bool {
+        self.framing == ResponseFraming::None && self.status != 204
+    }
+
     /// Parses the head at the start of `buffer`; `None` until all of it is there.
     /// `to_head`: it answers a HEAD request. Interim heads (1xx) come back like others, see
     /// [`Self::is_interim`]; 101 is an error since no upgrade is ever asked for.
