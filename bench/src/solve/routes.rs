@@ -25,9 +25,9 @@ pub(super) struct Routes {
     pub(super) many: Timed,
     /// Time of a pass with many over one with few.
     pub(super) ratio: f64,
-    /// Bytes that a route adds to a policy.
+    /// Most bytes that a route adds to a policy.
     pub(super) bytes_a_route: f64,
-    /// Whether all tables are the same.
+    /// Whether all classes, their tables included, and all engines are the same.
     pub(super) same_tables: bool,
 }
 
@@ -38,21 +38,21 @@ pub(super) fn routes(rounds: usize) -> anyhow::Result<Routes> {
         few.pass(round as u64)?;
         many.pass(round as u64)?;
     }
-    let mut more = 0.0;
+    let mut bytes_a_route: f64 = 0.0;
     let mut same_tables = true;
     for (few, many) in few.policies.iter().zip(&many.policies) {
         ensure!(few.classes.len() == many.classes.len(), "other classes");
-        let mut pairs = few.classes.iter().zip(&many.classes);
-        same_tables &= pairs.all(|(a, b)| a.table == b.table);
+        same_tables &= few.classes == many.classes && few.engines == many.engines;
         let bytes = many.encode().len() - few.encode().len();
-        more += bytes as f64 / (many.routes.len() - few.routes.len()) as f64;
+        bytes_a_route =
+            bytes_a_route.max(bytes as f64 / (many.routes.len() - few.routes.len()) as f64);
     }
     let (few_of, many_of) = (Timed::of(few.taken), Timed::of(many.taken));
     Ok(Routes {
         ratio: many_of.median_ms / few_of.median_ms,
         few: few_of,
         many: many_of,
-        bytes_a_route: more / FRONTENDS as f64,
+        bytes_a_route,
         same_tables,
     })
 }

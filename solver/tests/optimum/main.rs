@@ -16,7 +16,6 @@ mod headroom;
 mod integers;
 mod memory;
 mod oracle;
-mod routes;
 mod scales;
 mod shares;
 mod warm;
