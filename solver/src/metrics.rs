@@ -80,6 +80,11 @@ metrics! {
     ENGINE_LOAD Gauge "engine_load" ["engine"]
         "Load the plan gives the engine, requests per second of its capacity's mix."
     ENGINE_UTILISATION Gauge "engine_utilisation" ["engine"] "Planned load over hard capacity."
+    CAPACITY_FACTOR Gauge "engine_capacity_factor" ["engine"]
+        "Capacity as corrected by evidence at saturation, over the described one."
+    SAFE_SHARE Gauge "engine_safe_share" ["engine"] "Safe over hard capacity in the last pass."
+    ENGINE_MISFIT Gauge "engine_misfit" ["engine", "measure"]
+        "1 while the engine does not keep to its profile in this measure."
     WEIGHT Gauge "weight" ["frontend", "class", "engine"]
         "Published share of a class's requests; engines without a share are left out."
     REALISED Gauge "realised_over_planned_ratio" ["frontend", "class", "engine"]

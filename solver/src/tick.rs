@@ -5,17 +5,26 @@
 //! is not confirmed is not remembered, so a failed write is simply decided again next time.
 
 mod blocks;
+mod correction;
 mod decide;
+pub mod forecast;
 mod gates;
 mod inputs;
+mod looks;
+mod misfit;
 mod orders;
 mod state;
+mod step;
+mod trips;
 mod witness;
 mod world;
 
 pub use blocks::HotBlock;
+pub use correction::Corrected;
 pub use gates::{Gate, Held};
 pub use inputs::{BlockSample, DemandSample, EngineSample, Health, Inputs};
+pub use looks::{Looks, Offered};
+pub use misfit::{Measure, Misfit};
 pub use orders::Orders;
 pub use state::{Counters, TickState};
 pub use witness::{Answers, Arrivals, RoundTrips, Service, Witness};
@@ -27,9 +36,12 @@ use crate::model::compose::{Heading, Parts, compose};
 use crate::model::explain::Ground;
 use crate::model::optimise::{Status, optimise, optimise_from};
 use crate::model::plan::Plan;
-use crate::model::topology::{FrontendId, Topology};
+use crate::model::topology::{ClassId, EngineId, FrontendId, Topology};
 use world::World;
 pub(crate) use world::standing_weights;
+
+/// Most names in a text.
+const MOST_NAMES: usize = 8;
 
 /// What one pass came to.
 #[derive(Clone, Debug)]
@@ -47,6 +59,8 @@ pub struct TickOutcome {
     pub notes: Vec<String>,
     /// Gates that hold the weights that stand; empty when none does.
     pub held: Vec<Held>,
+    /// What was learned of every engine, in file order.
+    pub corrected: Vec<Corrected>,
     /// Blocks of the key space that exceed their engines' shares: no table can spread them.
     pub hot: Vec<HotBlock>,
     /// What the plan was made from, for those who ask why; `None` when the solve failed.
@@ -103,8 +117,7 @@ impl Reason {
 pub fn tick(topology: &Topology, state: &mut TickState, inputs: &Inputs) -> TickOutcome {
     state.counters.ticks += 1;
     state.registry.assign(topology, inputs.now_ns);
-    let mut believed = inputs.clone();
-    let held = gates::judge(topology, &mut state.gates, &mut believed);
+    let (believed, mut held) = believe(topology, state, inputs);
     let inputs = &believed;
     // Where weights are held, tables are, too: nothing is known of load then.
     let mut hot = vec![None; topology.frontends.len() * topology.classes.len()];
@@ -113,15 +126,26 @@ pub fn tick(topology: &Topology, state: &mut TickState, inputs: &Inputs) -> Tick
         hot = state.blocks.hot(topology);
     }
     let mut world = World::new(topology, state, inputs);
-    let problem = world.problem(topology, true);
-    let warm = state.warm.take();
-    let solution = match optimise_from(&problem, warm.as_ref()) {
-        Ok((solution, warm)) => {
-            state.warm = warm;
-            solution
-        }
-        Err(status) => return failed(state, status, world.notes, held),
+    let corrected = learn(topology, state, &mut world, inputs);
+    held.extend(hold_distrusted(topology, &mut world, &corrected));
+    let mut problem = world.problem(topology, true);
+    let mut warm = state.warm.take();
+    let solved = step::solve(&mut problem, &mut |problem| {
+        let (solution, left) = optimise_from(problem, warm.as_ref())?;
+        warm = left;
+        Ok(solution)
+    });
+    state.warm = warm;
+    let mut solution = match solved {
+        Ok(solution) => solution,
+        Err(status) => return failed(state, status, world.notes, held, corrected),
     };
+    let gain = decide::gain(topology, state, inputs, &problem, &solution);
+    if gain.is_none()
+        && let Some(stays) = step::stay(&problem, &solution)
+    {
+        solution = stays;
+    }
     world.note_overload(topology, &problem, &solution);
     let plan = Plan::new(topology, &problem, &world.engines, &solution);
     let observed = topology.classes.iter().any(|c| c.mode == Mode::Observe);
@@ -130,10 +154,10 @@ pub fn tick(topology: &Topology, state: &mut TickState, inputs: &Inputs) -> Tick
     } else {
         None
     };
-    let candidates = candidates(topology, state, inputs, &world, (&plan, &hot));
+    let candidates = candidates(topology, state, inputs, &world, (&plan, &hot, &corrected));
     let hot = blocks::over(topology, &candidates, &hot);
     world.notes.extend(hot.iter().map(HotBlock::note));
-    let verdict = decide::verdict(topology, state, inputs, &problem, &solution, &candidates);
+    let verdict = decide::verdict(topology, state, inputs, &problem, gain, &candidates);
     let candidates = topology.frontend_ids().zip(candidates).zip(verdict);
     TickOutcome {
         status: Status::Optimal,
@@ -148,6 +172,7 @@ pub fn tick(topology: &Topology, state: &mut TickState, inputs: &Inputs) -> Tick
             .collect(),
         notes: world.notes,
         held,
+        corrected,
         hot,
         ground: Some(Ground {
             fixed_by: inputs.orders.fixed_by(topology, &problem),
@@ -158,12 +183,84 @@ pub fn tick(topology: &Topology, state: &mut TickState, inputs: &Inputs) -> Tick
     }
 }
 
+/// The inputs as far as they are believed, demand as it is foreseen, and what is not believed.
+fn believe(topology: &Topology, state: &mut TickState, inputs: &Inputs) -> (Inputs, Vec<Held>) {
+    let mut believed = inputs.clone();
+    let before = state.forecast.clone();
+    state.forecast.absorb(topology, &mut believed);
+    let held = gates::judge(topology, &mut state.gates, &mut believed);
+    let doubted = |one: &Held| matches!(one.gate, Gate::DemandUnconfirmed | Gate::DemandUnreadable);
+    if held.iter().any(doubted) {
+        state.forecast = before;
+    }
+    (believed, held)
+}
+
+/// What looks teach of engines and distances, laid over the world.
+fn learn(
+    topology: &Topology,
+    state: &mut TickState,
+    world: &mut World,
+    inputs: &Inputs,
+) -> Vec<Corrected> {
+    state.trips.absorb(inputs);
+    world.measured(topology, &state.trips);
+    let mut memory = std::mem::take(&mut state.correction);
+    memory.absorb(topology, state, world, inputs);
+    let corrected = memory.corrected(topology);
+    state.correction = memory;
+    world.learn(topology, &corrected, &state.forecast);
+    for misfit in corrected.iter().filter_map(|one| one.misfit) {
+        world.notes.push(format!(
+            "engine {:?} does not keep to its profile: {} {:.2} of what was predicted when it was \
+             found; it gains no load until it does",
+            topology.engines[misfit.engine.0].name,
+            misfit.measure.name(),
+            misfit.ratio
+        ));
+    }
+    corrected
+}
+
+/// Holds the weights of classes of which too much does not keep to its profile.
+fn hold_distrusted(
+    topology: &Topology,
+    world: &mut World,
+    corrected: &[Corrected],
+) -> Option<Held> {
+    let distrusted = correction::distrusted(topology, world, corrected);
+    let one = |(class, engines): &(ClassId, Vec<EngineId>)| {
+        let name = |e: &EngineId| topology.engines[e.0].name.as_str();
+        let names: Vec<&str> = engines.iter().take(MOST_NAMES).map(name).collect();
+        let more = if engines.len() > MOST_NAMES {
+            ", ..."
+        } else {
+            ""
+        };
+        let class = &topology.classes[class.0].name;
+        format!("class {class:?}: {}{more}", names.join(", "))
+    };
+    let texts: Vec<String> = distrusted.iter().take(MOST_NAMES).map(one).collect();
+    world
+        .orders
+        .held_classes
+        .extend(distrusted.iter().map(|(class, _)| *class));
+    (!texts.is_empty()).then(|| Held {
+        gate: Gate::ProfileMisfit,
+        detail: format!(
+            "over half of the capacity does not keep to its profile: {}",
+            texts.join("; ")
+        ),
+    })
+}
+
 /// A pass without a new plan: the last policies stand.
 fn failed(
     state: &mut TickState,
     status: Status,
     notes: Vec<String>,
     held: Vec<Held>,
+    corrected: Vec<Corrected>,
 ) -> TickOutcome {
     state.counters.failures += 1;
     if matches!(status, Status::Panicked { .. }) {
@@ -176,6 +273,7 @@ fn failed(
         candidates: Vec::new(),
         notes,
         held,
+        corrected,
         hot: Vec::new(),
         ground: None,
     }
@@ -200,7 +298,7 @@ fn candidates(
     state: &TickState,
     inputs: &Inputs,
     world: &World,
-    (plan, hot): (&Plan, &[Option<Vec<Hot>>]),
+    (plan, hot, corrected): (&Plan, &[Option<Vec<Hot>>], &[Corrected]),
 ) -> Vec<Policy> {
     let parts = Parts {
         topology,
@@ -225,8 +323,14 @@ fn candidates(
                 .max(1),
         };
         let mut policy = compose(&parts, frontend, heading, standing.policy.as_ref());
+        for engine in &mut policy.engines {
+            let one = topology.engines.iter().position(|e| e.name == engine.id);
+            if let Some(one) = one.map(|e| corrected[e]) {
+                engine.safe_capacity = engine.hard_capacity * one.safe;
+            }
+        }
         if let Some(standing) = &standing.policy {
-            keep_admission(topology, inputs, frontend, standing, &mut policy);
+            keep_admission(topology, &world.orders, frontend, standing, &mut policy);
         }
         policy
     };
@@ -236,13 +340,13 @@ fn candidates(
 /// Where weights are held, so is what is refused: it was planned with them.
 fn keep_admission(
     topology: &Topology,
-    inputs: &Inputs,
+    orders: &Orders,
     frontend: FrontendId,
     standing: &Policy,
     policy: &mut Policy,
 ) {
     for (id, class) in topology.class_ids().zip(&topology.classes) {
-        if !inputs.orders.holds(frontend, id) {
+        if !orders.holds(frontend, id) {
             continue;
         }
         let before = standing.classes.iter().find(|c| c.name == class.name);

@@ -457,7 +457,8 @@ fn set_weights_are_published_at_once_and_given_back_by_the_plan() {
     assert_eq!(reasons(&world.pass())[0], Some(Reason::Ordered));
     assert_eq!(world.weights()[0], given);
     world.busy();
-    assert_eq!(reasons(&world.pass()), [None; 3]);
+    // Others go on to make room; what was set is as it was set.
+    assert_eq!(reasons(&world.pass())[0], None);
     world.health[2] = Health::Down;
     world.inputs.witness.engines.clear();
     world.now_s += 11;

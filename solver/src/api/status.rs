@@ -175,6 +175,12 @@ pub struct EngineStatus {
     pub capacity: Option<f64>,
     /// Planned load over hard capacity.
     pub utilisation: Option<f64>,
+    /// Capacity as corrected by evidence at saturation, over the described one.
+    pub capacity_factor: Option<f64>,
+    /// Safe over hard capacity.
+    pub safe_share: Option<f64>,
+    /// The measure in which it does not keep to its profile; `None` where it does.
+    pub misfit: Option<&'static str>,
     /// KV memory held as planned over all of it; `None` where that is no bound.
     pub kv_utilisation: Option<f64>,
     /// Requests it runs.
@@ -389,6 +395,8 @@ fn engine(shared: &Shared, plan: Option<&Plan>, id: EngineId, record: &Record) -
     let seen = shared.board.observation(name);
     let planned: Option<&EnginePlan> =
         plan.and_then(|plan| plan.engines.iter().find(|planned| planned.engine == id));
+    let learned = record.corrected.get(id.0);
+    let misfit = learned.and_then(|one| one.misfit);
     EngineStatus {
         engine: name.clone(),
         drain: operated::drain(shared, record, name),
@@ -401,6 +409,9 @@ fn engine(shared: &Shared, plan: Option<&Plan>, id: EngineId, record: &Record) -
         load: planned.map(|planned| planned.load_rps),
         capacity: planned.map(|planned| planned.capacity_rps),
         utilisation: planned.map(|planned| planned.utilisation),
+        capacity_factor: learned.map(|one| one.factor),
+        safe_share: learned.map(|one| one.safe),
+        misfit: misfit.map(|misfit| misfit.measure.name()),
         kv_utilisation: planned.and_then(|planned| planned.kv_utilisation),
         running: seen.readings.count(Signal::Running),
         waiting: seen.readings.count(Signal::Waiting),

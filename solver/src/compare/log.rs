@@ -10,7 +10,7 @@ use serde::Deserialize;
 use crate::history::read::Item;
 use crate::model::topology::{ClassId, EngineId, FrontendId, Topology};
 use crate::model::units::NonNegative;
-use crate::tick::{DemandSample, EngineSample, Health, Inputs, Orders, Witness};
+use crate::tick::{DemandSample, EngineSample, Health, Inputs, Looks, Orders, Witness};
 
 /// Longest line of a log, bytes.
 pub const MAX_LINE: u64 = 4 * 1024 * 1024;
@@ -307,6 +307,7 @@ fn carried(
             ..Orders::default()
         },
         witness: Witness::default(),
+        looks: Looks::default(),
         blocks: Vec::new(),
     }
 }

@@ -210,6 +210,37 @@ pub fn evaluate(
     verify::evaluate(problem, shares, shed, shed_factor)
 }
 
+/// What engines and regions are given beyond the share that they are to get, at its price,
+/// milliseconds per second.
+#[must_use]
+pub fn over_shares_ms(problem: &Problem, shares: &[Vec<f64>]) -> f64 {
+    let of_engines = problem.engines.iter().any(|e| e.max_share.is_some());
+    if !of_engines && problem.region_most.iter().all(Option::is_none) {
+        return 0.0;
+    }
+    let mut over = 0.0;
+    for (source, shares) in problem.sources.iter().zip(shares) {
+        if source.fixed.is_some() {
+            continue;
+        }
+        let mut regions = vec![0.0; problem.region_most.len()];
+        let mut beyond = 0.0;
+        for (arc, share) in source.arcs.iter().zip(shares) {
+            let engine = &problem.engines[arc.engine.0];
+            beyond += engine.max_share.map_or(0.0, |most| (share - most).max(0.0));
+            if let Some(region) = regions.get_mut(engine.region) {
+                *region += share;
+            }
+        }
+        let most = problem.region_most.iter().zip(regions);
+        beyond += most
+            .map(|(most, share)| most.map_or(0.0, |most| (share - most).max(0.0)))
+            .sum::<f64>();
+        over += source.demand() * beyond;
+    }
+    over * problem.over_share_ms
+}
+
 /// By engine: KV memory that shares hold over all of it; `None` where that is no bound.
 #[must_use]
 pub fn kv_utilisation(problem: &Problem, shares: &[Vec<f64>]) -> Vec<Option<f64>> {

@@ -91,6 +91,14 @@ pub struct Settings {
     pub demand: DemandSource,
     /// Time constant of the average over signal pages, seconds.
     pub demand_average_s: Positive,
+    /// Memory of the fast average that the forecast keeps, seconds.
+    pub forecast_fast_s: Positive,
+    /// Memory of the slow average, which is the estimate, seconds.
+    pub forecast_slow_s: Positive,
+    /// Part of the time that demand stays under estimate and headroom.
+    pub forecast_quantile: Share,
+    /// Whether capacities follow what engines do when they are full.
+    pub correct_capacity: bool,
     /// Base-2 logarithm of a slot table's length.
     pub table_bits: u8,
     /// Least price of moving a request, milliseconds.

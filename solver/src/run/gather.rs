@@ -13,7 +13,7 @@ use crate::collect::signals::Delta;
 use crate::model::registry::Registry;
 use crate::model::topology::{DemandSource, EngineId, FrontendId, Topology};
 use crate::model::units::{NonNegative, Share};
-use crate::tick::{Arrivals, EngineSample, Health, Inputs, Service, Witness};
+use crate::tick::{Arrivals, EngineSample, Health, Inputs, Looks, Offered, Service, Witness};
 
 /// An observation older than this, or than five scrape periods, is no observation.
 const FRESH: Duration = Duration::from_secs(10);
@@ -33,6 +33,7 @@ pub fn inputs(
         unix_ms: now.unix_ms,
         demand: demand.samples(topology),
         witness: witness(topology, registry, deltas),
+        looks: looks(topology, registry, deltas),
         ..Inputs::default()
     };
     let fresh = FRESH.max(Duration::from_millis(topology.settings.scrape_ms).saturating_mul(5));
@@ -89,6 +90,24 @@ fn witness(topology: &Topology, registry: &Registry, deltas: &[Delta]) -> Witnes
         }
     }
     witness
+}
+
+/// What pages counted since the last pass, by the topology's numbers.
+fn looks(topology: &Topology, registry: &Registry, deltas: &[Delta]) -> Looks {
+    let mut looks = Looks::default();
+    let measured = |(_, delta): &(_, &Delta)| delta.measured && delta.length_s > 0.0;
+    for (frontend, delta) in topology.frontend_ids().zip(deltas).filter(measured) {
+        for (id, class) in topology.class_ids().zip(&topology.classes) {
+            let slot = registry.class(&class.name);
+            let offered = slot.and_then(|slot| delta.offered.get(&slot));
+            let count = offered.map_or(0, |by_priority| by_priority.iter().sum());
+            let length_s = delta.length_s;
+            looks
+                .offered
+                .insert((frontend, id), Offered { length_s, count });
+        }
+    }
+    looks
 }
 
 /// How engines served one frontend, and how far they are.

@@ -27,7 +27,7 @@ use crate::model::optimise::Status;
 use crate::model::plan::Plan;
 use crate::model::topology::Topology;
 use crate::publish::PolicyPublisher;
-use crate::tick::{Candidate, Gate, Held, Inputs, TickOutcome, TickState};
+use crate::tick::{Candidate, Corrected, Gate, Held, Inputs, Measure, TickOutcome, TickState};
 
 /// Causes of failed passes; the first ones are the solver's own.
 pub const CAUSES: [&str; 6] = [
@@ -181,6 +181,7 @@ fn work(shared: &Shared, core: &mut Core, verdict: &Verdict) {
     }
     note(shared, &[strays, outcome.notes.clone()].concat());
     show_gates(shared, &outcome.held);
+    show_corrections(shared, &outcome.corrected);
     keys::show(shared, &core.keys, &outcome.hot);
     let came = match outcome.status {
         Status::Optimal => {
@@ -306,6 +307,23 @@ fn show_gates(shared: &Shared, held: &[Held]) {
             .set(&metrics::GATE_HOLDING, &[gate.name()], holds);
     }
     shared.write(|record| record.held = held.to_vec());
+}
+
+/// Shows what was learned of engines; which do not keep to their profiles is said by a note.
+fn show_corrections(shared: &Shared, corrected: &[Corrected]) {
+    let name = |one: &Corrected| shared.topology.engines[one.engine.0].name.as_str();
+    let factors = corrected.iter().map(|one| ([name(one)], one.factor));
+    shared.metrics.replace(&metrics::CAPACITY_FACTOR, factors);
+    let safe = corrected.iter().map(|one| ([name(one)], one.safe));
+    shared.metrics.replace(&metrics::SAFE_SHARE, safe);
+    let misfits = corrected.iter().flat_map(|one| {
+        Measure::ALL.map(|measure| {
+            let found = one.misfit.is_some_and(|misfit| misfit.measure == measure);
+            ([name(one), measure.name()], f64::from(u8::from(found)))
+        })
+    });
+    shared.metrics.replace(&metrics::ENGINE_MISFIT, misfits);
+    shared.write(|record| record.corrected = corrected.to_vec());
 }
 
 /// Counts a pass without a plan; said when it is another failure than the last.

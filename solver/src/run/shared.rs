@@ -20,7 +20,7 @@ use crate::model::explain::Ground;
 use crate::model::plan::Plan;
 use crate::model::topology::Topology;
 use crate::operate::desk::Desk;
-use crate::tick::Held;
+use crate::tick::{Corrected, Held};
 
 /// A plan this old takes readiness away, however long a tick is.
 const STALE: Duration = Duration::from_secs(30);
@@ -70,6 +70,8 @@ pub struct Record {
     pub notes: Vec<String>,
     /// Gates that hold the weights that stand.
     pub held: Vec<Held>,
+    /// What was learned of every engine of the topology, in file order; empty before a pass.
+    pub corrected: Vec<Corrected>,
     /// How the last reload of the topology ended; `None` before the first.
     pub reload: Option<Reload>,
     /// By frontend, in file order.
@@ -195,6 +197,7 @@ impl Shared {
             ground: None,
             n_minus_1: None,
             frontends: Vec::new(),
+            corrected: Vec::new(),
             ..old.clone()
         };
         let fresh = next.record().frontends;

@@ -1,7 +1,8 @@
 //! Whether a policy is worth publishing.
 //!
 //! Policies of different frontends share engines, and a mix of new and old weights was planned by
-//! nobody: what makes one frontend's weights move makes all that differ move with it.
+//! nobody: what makes one frontend's weights move makes all that differ move with it. What makes
+//! none move, such as a policy's age or an engine's state, publishes the weights that stand.
 
 use pointsman_shm::policy::{Class, Eligible, Engine, Policy};
 
@@ -9,8 +10,9 @@ use super::Reason;
 use super::blocks::moves_for_load;
 use super::inputs::Inputs;
 use super::state::TickState;
+use super::step;
 use super::world::Names;
-use crate::model::optimise::{Solution, evaluate, kv_utilisation};
+use crate::model::optimise::{Solution, evaluate, kv_utilisation, over_shares_ms};
 use crate::model::problem::{Problem, Source};
 use crate::model::topology::{FrontendId, Topology};
 
@@ -18,6 +20,15 @@ use crate::model::topology::{FrontendId, Topology};
 const TOLERANCE: f64 = 1e-6;
 /// Part of a step that counts as all of it.
 const NEARLY: f64 = 0.99;
+/// Passes for which weights go on moving after a gain that set them moving.
+const MOVING_TICKS: u64 = 10;
+/// Gain beyond the price of movement, in such prices, that goes on with a move.
+const GOES_ON: f64 = 0.5;
+/// The same that begins one when a policy is old.
+const SETS_OFF: f64 = 1.5;
+/// Part of what sets weights moving at once that is needed beside, so that noise in a class of few
+/// requests does not.
+const SMALL: f64 = 0.02;
 /// Relative change of an admitted rate that counts as a change of what must be shed.
 const ADMITTED_CHANGE: f64 = 0.05;
 
@@ -30,7 +41,7 @@ pub(super) fn verdict(
     state: &TickState,
     inputs: &Inputs,
     problem: &Problem,
-    solution: &Solution,
+    gain: Option<Reason>,
     candidates: &[Policy],
 ) -> Vec<Option<Reason>> {
     let standing: Vec<Option<&Policy>> =
@@ -43,7 +54,6 @@ pub(super) fn verdict(
             own.or_else(|| ordered().then_some(Reason::Ordered))
         })
         .collect();
-    let gain = gain(topology, problem, solution, &standing);
     let shared = gain.or_else(|| own.iter().flatten().min().copied());
     let one = |(f, own): (usize, Option<Reason>)| {
         let moves = standing[f].is_none_or(|s| weights_differ(s, &candidates[f]));
@@ -70,12 +80,11 @@ fn own(
     if admission_differs(standing, candidate) {
         return Some(Reason::Feasibility);
     }
-    let published_ns = state.standing[frontend.0].published_ns;
-    let age_ns = inputs.now_ns.saturating_sub(published_ns.unwrap_or(0));
-    let most_ns = topology.settings.publish_max_age_s.value() * 1e9;
-    if age_ns as f64 >= most_ns {
+    if is_old(topology, state, inputs, frontend) {
         return Some(Reason::Age);
     }
+    let published_ns = state.standing[frontend.0].published_ns;
+    let age_ns = inputs.now_ns.saturating_sub(published_ns.unwrap_or(0));
     let paced = age_ns >= SKEW_PACE_NS && !inputs.orders.hold;
     (paced && moves_for_load(standing, candidate)).then_some(Reason::Skew)
 }
@@ -100,15 +109,74 @@ fn ordered(
     })
 }
 
-/// Whether the standing weights break a hard capacity, or cost enough more than the new ones.
-fn gain(
+/// Why the new weights are worth having, if they are: those that stand break a hard capacity, or
+/// cost enough more. What sets weights moving is `publish_benefit` of all cost. For a while after
+/// that they go on for what is worth its movement and a part of that again, so that a move ends.
+/// Where a policy is so old that it is published anyway, a gain of some times its movement sets
+/// them moving too, so that a small gain that lasts is taken in the end.
+pub(super) fn gain(
     topology: &Topology,
+    state: &mut TickState,
+    inputs: &Inputs,
     problem: &Problem,
     solution: &Solution,
-    standing: &[Option<&Policy>],
 ) -> Option<Reason> {
+    let shares = standing_shares(topology, state, problem, solution)?;
+    let (stands, load) = evaluate(problem, &shares, &solution.shed, solution.shed_factor);
+    let full = |e: usize| load[e] > 1.0 + TOLERANCE && solution.utilisation[e] <= 1.0 + TOLERANCE;
+    if (0..load.len()).any(full) {
+        state.moving_ns = Some(inputs.now_ns);
+        return Some(Reason::Feasibility);
+    }
+    let held = kv_utilisation(problem, &shares);
+    let over = |held: &Option<f64>| held.is_some_and(|held| held > 1.0 + TOLERANCE);
+    let mut pairs = held.iter().zip(&solution.kv_utilisation);
+    if pairs.any(|(stands, planned)| over(stands) && !over(planned)) {
+        state.moving_ns = Some(inputs.now_ns);
+        return Some(Reason::Feasibility);
+    }
+    // What is refused is the same on both sides and would drown the difference.
+    let (old, new) = (
+        stands.total() - stands.shed + over_shares_ms(problem, &shares),
+        solution.terms.total() - solution.terms.shed + over_shares_ms(problem, &solution.shares),
+    );
+    // A bounded step shows a part of the gain of the whole move: it has to be worth its part only.
+    let part = if stepped(problem, solution) {
+        problem.max_step
+    } else {
+        1.0
+    };
+    let worth = topology.settings.publish_benefit.value() * part * old;
+    let forced = step::is_forced(problem);
+    if forced || (old - new > worth && old > 0.0) {
+        state.moving_ns = Some(inputs.now_ns);
+        return Some(Reason::Benefit);
+    }
+    let moves = state.moving_ns.is_some_and(|since| {
+        let most_ns = MOVING_TICKS * topology.settings.tick_ms * 1_000_000;
+        inputs.now_ns.saturating_sub(since) <= most_ns
+    });
+    let old_age = topology
+        .frontend_ids()
+        .any(|f| is_old(topology, state, inputs, f));
+    let worth = match (moves, old_age) {
+        (true, _) => GOES_ON * solution.terms.movement,
+        (false, true) => (SMALL * worth).max(SETS_OFF * solution.terms.movement),
+        (false, false) => return None,
+    };
+    (old - new > worth && old > 0.0).then_some(Reason::Benefit)
+}
+
+/// Shares of the weights that stand; `None` where a frontend has none.
+fn standing_shares(
+    topology: &Topology,
+    state: &TickState,
+    problem: &Problem,
+    solution: &Solution,
+) -> Option<Vec<Vec<f64>>> {
     let mut shares = solution.shares.clone();
-    let named: Vec<Option<Names<'_>>> = standing.iter().map(|p| p.map(Names::of)).collect();
+    let standing = topology.frontend_ids().map(|f| state.standing(f));
+    let named: Vec<Option<Names<'_>>> = standing.map(|p| p.map(Names::of)).collect();
     for (s, source) in problem.sources.iter().enumerate() {
         let names = named[source.frontend.0].as_ref()?;
         if source.fixed.is_some() {
@@ -120,31 +188,14 @@ fn gain(
             shares[s] = weights.iter().map(|w| w * routed).collect();
         }
     }
-    let factor = solution.shed_factor;
-    let (stands, load) = evaluate(problem, &shares, &solution.shed, factor);
-    let full = |e: usize| load[e] > 1.0 + TOLERANCE && solution.utilisation[e] <= 1.0 + TOLERANCE;
-    if (0..load.len()).any(full) {
-        return Some(Reason::Feasibility);
-    }
-    let held = kv_utilisation(problem, &shares);
-    let over = |held: &Option<f64>| held.is_some_and(|held| held > 1.0 + TOLERANCE);
-    let mut pairs = held.iter().zip(&solution.kv_utilisation);
-    if pairs.any(|(stands, planned)| over(stands) && !over(planned)) {
-        return Some(Reason::Feasibility);
-    }
-    // What is refused is the same on both sides and would drown the difference.
-    let (old, new) = (
-        stands.total() - stands.shed,
-        solution.terms.total() - solution.terms.shed,
-    );
-    // A bounded step shows a part of the gain of the whole move: it has to be worth its part only.
-    let part = if stepped(problem, solution) {
-        problem.max_step
-    } else {
-        1.0
-    };
-    let worth = topology.settings.publish_benefit.value() * part * old;
-    (old - new > worth && old > 0.0).then_some(Reason::Benefit)
+    Some(shares)
+}
+
+/// Whether a frontend's policy is to be published for its age alone.
+fn is_old(topology: &Topology, state: &TickState, inputs: &Inputs, frontend: FrontendId) -> bool {
+    let published_ns = state.standing[frontend.0].published_ns;
+    let age_ns = inputs.now_ns.saturating_sub(published_ns.unwrap_or(0));
+    age_ns as f64 >= topology.settings.publish_max_age_s.value() * 1e9
 }
 
 /// Whether the bound on movement per pass held a source back.

@@ -27,17 +27,20 @@ pub enum Gate {
     DemandUnconfirmed,
     /// Pages that told over half of all demand cannot be read.
     DemandUnreadable,
+    /// Over half of a class's capacity does not keep to its profile.
+    ProfileMisfit,
     /// A new topology lacks over 30 % of engines, or of a class's capacity, in use.
     TopologyShrunk,
 }
 
 impl Gate {
     /// Every gate.
-    pub const ALL: [Self; 5] = [
+    pub const ALL: [Self; 6] = [
         Self::EnginesVanished,
         Self::CapacityVanished,
         Self::DemandUnconfirmed,
         Self::DemandUnreadable,
+        Self::ProfileMisfit,
         Self::TopologyShrunk,
     ];
 
@@ -49,6 +52,7 @@ impl Gate {
             Self::CapacityVanished => "capacity_vanished",
             Self::DemandUnconfirmed => "demand_unconfirmed",
             Self::DemandUnreadable => "demand_unreadable",
+            Self::ProfileMisfit => "profile_misfit",
             Self::TopologyShrunk => "topology_shrunk",
         }
     }

@@ -5,6 +5,7 @@ use std::net::SocketAddr;
 
 use serde::{Deserialize, Serialize};
 
+use super::looks::Looks;
 use super::orders::Orders;
 use super::witness::Witness;
 use crate::model::block_load::Hot;
@@ -33,6 +34,8 @@ pub struct Inputs {
     pub orders: Orders,
     /// What proxies say that is no demand.
     pub witness: Witness,
+    /// What proxies were offered since the last pass.
+    pub looks: Looks,
 }
 
 /// What one frontend offers of one class.

@@ -22,6 +22,8 @@ pub struct Orders {
     pub draining: BTreeSet<EngineId>,
     /// Weights by source, in the order of the class's eligible engines; they sum to 1.
     pub weights: BTreeMap<(FrontendId, ClassId), Vec<f64>>,
+    /// Classes whose weights that stand stay as they are.
+    pub held_classes: BTreeSet<ClassId>,
 }
 
 impl Orders {
@@ -52,13 +54,15 @@ impl Orders {
             topology.classes[source.class.0].mode == Mode::Observe
                 || source.fixed.is_none()
                 || self.hold
+                || self.held_classes.contains(&source.class)
                 || self.weights.contains_key(&(source.frontend, source.class))
         }));
     }
 
     /// Whether the rates that stand for this source's admission stand with its weights.
     pub(super) fn holds(&self, frontend: FrontendId, class: ClassId) -> bool {
-        self.hold && !self.weights.contains_key(&(frontend, class))
+        let held = self.hold || self.held_classes.contains(&class);
+        held && !self.weights.contains_key(&(frontend, class))
     }
 
     /// By source: who fixed its weights, if anybody.
@@ -76,7 +80,7 @@ impl Orders {
 
     fn held(&self, source: &Source) -> Option<Vec<f64>> {
         // Static weights are already what the operator wants to stand.
-        self.hold
+        (self.hold || self.held_classes.contains(&source.class))
             .then(|| source.previous.clone())
             .flatten()
             .filter(|_| source.fixed.is_none())

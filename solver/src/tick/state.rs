@@ -5,7 +5,9 @@ use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::blocks;
+use super::forecast::Forecast;
 use super::gates::{self, Held, Memory};
+use super::{correction, trips};
 use crate::model::optimise::Warm;
 use crate::model::registry::Registry;
 use crate::model::topology::{FrontendId, Topology};
@@ -21,6 +23,14 @@ pub struct TickState {
     pub counters: Counters,
     /// What gates remember.
     pub(super) gates: Memory,
+    /// What demand will be.
+    pub forecast: Forecast,
+    /// How engines keep to their profiles.
+    pub(super) correction: correction::Memory,
+    /// Round trips as measured.
+    pub(super) trips: trips::Memory,
+    /// When weights were last set moving, by the monotonic clock.
+    pub(super) moving_ns: Option<u64>,
     /// What is believed of load by block of the key space.
     pub(super) blocks: blocks::Memory,
     /// What the last solve left for the next one to begin with.
@@ -61,6 +71,10 @@ impl TickState {
             epoch,
             counters: Counters::default(),
             gates: Memory::default(),
+            forecast: Forecast::default(),
+            correction: correction::Memory::default(),
+            trips: trips::Memory::default(),
+            moving_ns: None,
             blocks: blocks::Memory::default(),
             warm: None,
             standing: vec![Standing::default(); topology.frontends.len()],
@@ -118,6 +132,9 @@ impl TickState {
         };
         let mut state = Self {
             standing: new.frontends.iter().map(one).collect(),
+            forecast: self.forecast.carry(old, new),
+            correction: self.correction.carry(old, new),
+            trips: self.trips.carry(old, new),
             // By numbers of the old topology.
             warm: None,
             ..self.clone()

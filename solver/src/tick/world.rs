@@ -6,13 +6,17 @@ use std::net::SocketAddr;
 use pointsman_shm::id::EngineSlot;
 use pointsman_shm::policy::{PlannedState, Policy};
 
+use super::correction::Corrected;
+use super::forecast::Forecast;
 use super::inputs::{EngineSample, Health, Inputs};
 use super::orders::Orders;
 use super::state::TickState;
+use super::trips;
 use crate::model::capacity::ready_share;
+use crate::model::network::network_ms;
 use crate::model::optimise::Solution;
 use crate::model::problem::{DemandNow, EngineNow, Now, Problem};
-use crate::model::topology::{EngineId, FrontendId, Mix, TokenMix, Topology};
+use crate::model::topology::{ClassId, EngineId, FrontendId, Mix, TokenMix, Topology};
 
 /// Penalties count in steps of this, so that noise in one changes no plan.
 const PENALTY_STEP: f64 = 0.05;
@@ -27,9 +31,15 @@ pub(super) struct World {
     pub(super) addresses: Vec<Vec<SocketAddr>>,
     /// What a person should know.
     pub(super) notes: Vec<String>,
-    orders: Orders,
+    pub(super) orders: Orders,
     demand: Vec<DemandNow>,
+    /// Classes of each frontend.
+    classes: usize,
     previous: Vec<Option<Vec<f64>>>,
+    /// By engine: safe over hard capacity.
+    safe: Vec<f64>,
+    /// By frontend then engine: round trips where they were measured, milliseconds.
+    rtt_ms: Vec<Option<f64>>,
 }
 
 impl World {
@@ -53,8 +63,100 @@ impl World {
             notes,
             orders: inputs.orders.clone(),
             demand: demand(topology, inputs),
+            classes: topology.classes.len(),
             previous,
+            safe: vec![topology.settings.headroom.value(); topology.engines.len()],
+            rtt_ms: vec![None; topology.frontends.len() * topology.engines.len()],
         }
+    }
+
+    /// Capacity of an engine, parts of what is described with all replicas ready.
+    pub(super) fn capacity(&self, engine: EngineId) -> f64 {
+        let now = &self.engines[engine.0];
+        match now.state {
+            PlannedState::Active => now.ready_share * now.planned_factor,
+            PlannedState::StandbyOnly | PlannedState::Draining | PlannedState::Out => 0.0,
+        }
+    }
+
+    /// Engine-seconds of a mean request of a class, all frontends together.
+    pub(super) fn seconds(&self, topology: &Topology, class: ClassId, engine: EngineId) -> f64 {
+        let capacity = &topology.engines[engine.0].capacity;
+        let (mut sum, mut all) = (0.0, 0.0);
+        for frontend in topology.frontend_ids() {
+            let demand = &self.demand[frontend.0 * topology.classes.len() + class.0];
+            let rps: f64 = demand.by_priority_rps.iter().sum();
+            sum += rps * demand.mix.engine_seconds(capacity);
+            all += rps;
+        }
+        if all > 0.0 {
+            sum / all
+        } else {
+            topology.classes[class.0].mix.engine_seconds(capacity)
+        }
+    }
+
+    /// Round trip as measured, else as described, milliseconds.
+    pub(super) fn rtt_ms(
+        &self,
+        topology: &Topology,
+        frontend: FrontendId,
+        engine: EngineId,
+    ) -> f64 {
+        let measured = self.rtt_ms[frontend.0 * topology.engines.len() + engine.0];
+        let described = || topology.rtt_ms(frontend, engine).unwrap_or(0.0);
+        measured.unwrap_or_else(described)
+    }
+
+    /// Weights that stand, in the order of the class's eligible engines.
+    pub(super) fn previous(&self, frontend: FrontendId, class: ClassId) -> Option<&[f64]> {
+        self.previous[frontend.0 * self.classes + class.0].as_deref()
+    }
+
+    /// Lays over what was learned: capacities, and what is safe of them.
+    pub(super) fn learn(
+        &mut self,
+        topology: &Topology,
+        corrected: &[Corrected],
+        forecast: &Forecast,
+    ) {
+        let headroom = topology.settings.headroom.value();
+        let loads = self.loads(topology);
+        for (one, loads) in corrected.iter().zip(&loads) {
+            let e = one.engine.0;
+            self.engines[e].ready_share *= one.factor;
+            self.safe[e] = one.safe.min(forecast.safe(headroom, loads));
+        }
+    }
+
+    /// Takes distances as measured.
+    pub(super) fn measured(&mut self, topology: &Topology, trips: &trips::Memory) {
+        for frontend in topology.frontend_ids() {
+            for engine in topology.engine_ids() {
+                let at = frontend.0 * topology.engines.len() + engine.0;
+                self.rtt_ms[at] = trips.rtt_ms(frontend, engine);
+            }
+        }
+    }
+
+    /// By engine: load of each source at the weights that stand.
+    fn loads(&self, topology: &Topology) -> Vec<Vec<((FrontendId, ClassId), f64)>> {
+        let mut loads = vec![Vec::new(); topology.engines.len()];
+        for frontend in topology.frontend_ids() {
+            for (id, class) in topology.class_ids().zip(&topology.classes) {
+                let at = frontend.0 * topology.classes.len() + id.0;
+                let rps: f64 = self.demand[at].by_priority_rps.iter().sum();
+                let weights = self.previous[at].iter().flatten();
+                for (pair, weight) in class.eligible.iter().zip(weights) {
+                    let capacity = &topology.engines[pair.engine.0].capacity;
+                    let load = rps * weight * self.demand[at].mix.engine_seconds(capacity);
+                    if load > 0.0 {
+                        loads[pair.engine.0].push(((frontend, id), load));
+                    }
+                }
+            }
+        }
+        loads
     }
 
     /// The problem of this pass.
@@ -70,10 +172,34 @@ impl World {
                 hold_observed,
             },
         );
+        for (engine, safe) in problem.engines.iter_mut().zip(&self.safe) {
+            engine.headroom = *safe;
+        }
+        self.measure_distances(topology, &mut problem);
         if hold_observed {
             self.orders.fix(topology, &mut problem);
         }
         problem
+    }
+
+    /// Distances as measured in the place of those described.
+    fn measure_distances(&self, topology: &Topology, problem: &mut Problem) {
+        let settings = &topology.settings;
+        for source in &mut problem.sources {
+            let at = source.frontend.0 * topology.classes.len() + source.class.0;
+            let prompt = self.demand[at].mix.prompt_tokens.value();
+            for arc in &mut source.arcs {
+                let at = source.frontend.0 * topology.engines.len() + arc.engine.0;
+                if let Some(rtt_ms) = self.rtt_ms[at] {
+                    arc.network_ms = network_ms(
+                        rtt_ms,
+                        prompt * settings.bytes_per_token.value(),
+                        settings.handshake_share.value(),
+                        topology.engines[arc.engine.0].protocol,
+                    );
+                }
+            }
+        }
     }
 
     /// Names engines that fixed weights fill beyond their capacity.

@@ -6,6 +6,9 @@ use crate::model::topology::Profile;
 
 /// Widest step of the grid, in utilisation.
 const STEP: f64 = 1.0 / 32.0;
+/// Width and count, to each side, of the steps around the load that stands.
+const FINE: f64 = 1.0 / 256.0;
+const FINE_STEPS: i32 = 8;
 /// Steps in which load between safe and hard capacity grows dearer.
 const OVER_SAFE_STEPS: u32 = 10;
 /// Kinds of requests that are looked for among those seen.
@@ -226,6 +229,10 @@ fn pieces(
         }
     }
     borders.extend(over_safe_borders(engine.headroom));
+    let fine: Vec<f64> = fine_borders(standing(problem, e, parts))
+        .filter(|u| borders.iter().all(|b| (u - b).abs() > FINE / 4.0))
+        .collect();
+    borders.extend(fine);
     let cost = |u: f64| {
         let load = u * engine.capacity;
         load * mean(u) + over_safe_ms(problem, e, u)
@@ -244,6 +251,26 @@ fn pieces(
         });
     }
     pieces
+}
+
+/// Utilisation that the weights that stand bring; 0 without any.
+fn standing(problem: &Problem, e: usize, parts: &[Part<'_>]) -> f64 {
+    let load = |p: &Part<'_>| {
+        let source = &problem.sources[p.source as usize];
+        let weights = source.previous.as_ref().or(source.fixed.as_ref());
+        let weight = weights.map_or(0.0, |w| w[p.position as usize]);
+        source.planned_rps * weight * p.arc.seconds
+    };
+    parts.iter().map(load).sum::<f64>() / problem.engines[e].capacity
+}
+
+/// Finer steps around the utilisation that stands: a step's price is far beyond that of movement,
+/// and a little change of demand must not be worth a whole one.
+fn fine_borders(at: f64) -> impl Iterator<Item = f64> {
+    let fine = if at > 0.0 { FINE_STEPS } else { 0 };
+    (-fine..=fine)
+        .map(move |j| at + FINE * f64::from(j))
+        .filter(|u| *u > 0.0 && *u < 1.0)
 }
 
 fn over_safe_borders(headroom: f64) -> impl Iterator<Item = f64> {

@@ -85,6 +85,7 @@ fn outcome(status: Status) -> TickOutcome {
         candidates: vec![],
         notes: vec![],
         held: vec![],
+        corrected: vec![],
         hot: vec![],
         ground: None,
     }

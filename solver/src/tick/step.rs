@@ -1,0 +1,263 @@
+//! How far weights go towards the plan in one pass.
+//!
+//! The plan is made without a bound on steps, and weights go there on the straight line: each
+//! source by its own part of the way, at most `max_step` of its requests. Planning the best
+//! bounded step instead would send one source the detour that another is too slow to leave room
+//! for, and back again. They go only as far as the true cost falls: the plan is made of pieces,
+//! and what little demand changes would otherwise be answered by one engine filling a piece more
+//! and another a piece less, where all of them a little is better. What an engine that is out had
+//! goes at once. Where a step would fill an engine beyond its capacity, all sources go the same
+//! part of the way; where that does not help, because the weights that stand overload an engine
+//! already, or where the line leads through loads that are much dearer, the best bounded step is
+//! taken after all.
+
+use crate::model::optimise::{Solution, Status, evaluate, kv_utilisation, over_shares_ms};
+use crate::model::problem::{Problem, Source};
+
+/// What rounding may leave of a capacity.
+const TOLERANCE: f64 = 1e-6;
+/// Times that a plan far from what stands is planned again.
+const REFINED: usize = 3;
+/// Utilisation between a plan and what stands that is out of the grid's fine steps.
+const FAR: f64 = 1.0 / 32.0;
+/// Part by which a step on the line may cost more than the best bounded one.
+const MOST_DEARER: f64 = 0.5;
+/// A share that is no way.
+const NOTHING: f64 = 1e-9;
+/// Part of an interval that golden section leaves.
+const GOLDEN: f64 = 0.618_033_988_749_894_9;
+/// Intervals taken: the end is found to within a fiftieth of the way.
+const HALVINGS: usize = 7;
+
+/// A plan by `optimise`, and the part of it that one pass makes.
+pub(super) fn solve(
+    problem: &mut Problem,
+    optimise: &mut dyn FnMut(&Problem) -> Result<Solution, Status>,
+) -> Result<Solution, Status> {
+    let most = problem.max_step;
+    problem.max_step = 1.0;
+    let target = optimise(problem);
+    problem.max_step = most;
+    let mut target = target?;
+    if is_forced(problem) || is_far(problem, &target) {
+        target = refined(problem, target, optimise);
+    }
+    let ways: Vec<Option<Way>> = (problem.sources.iter().zip(&target.shares))
+        .map(|(source, shares)| Way::new(source, shares))
+        .collect();
+    let part = |way: &Option<Way>| way.as_ref().map_or(1.0, |w| w.part(most));
+    let own: Vec<f64> = ways.iter().map(part).collect();
+    let least = own.iter().copied().fold(1.0, f64::min);
+    let stepped = [own, vec![least; ways.len()]];
+    let stepped = stepped
+        .iter()
+        .find_map(|parts| along(problem, &target, &ways, parts));
+    match stepped {
+        Some(stepped) if least >= 1.0 => Ok(stepped),
+        Some(stepped) => {
+            // Where engines are nearly full, the line can lead through much dearer loads.
+            let best = optimise(problem);
+            let dearer = |best: &Solution| {
+                let whole = |s: &Solution| s.terms.total() + over_shares_ms(problem, &s.shares);
+                whole(&stepped) > (1.0 + MOST_DEARER) * whole(best)
+            };
+            Ok(best.ok().filter(dearer).unwrap_or(stepped))
+        }
+        None => optimise(problem),
+    }
+}
+
+/// A plan far from what stands, planned again around what it comes to: the steps of the grid are
+/// fine only around what is known.
+fn refined(
+    problem: &Problem,
+    mut plan: Solution,
+    optimise: &mut dyn FnMut(&Problem) -> Result<Solution, Status>,
+) -> Solution {
+    let mut again = problem.clone();
+    again.max_step = 1.0;
+    for _ in 0..REFINED {
+        for (source, shares) in again.sources.iter_mut().zip(&plan.shares) {
+            let routed: f64 = shares.iter().sum();
+            if source.fixed.is_none() && routed > NOTHING {
+                source.previous = Some(shares.iter().map(|share| share / routed).collect());
+            }
+        }
+        let Ok(next) = optimise(&again) else {
+            break;
+        };
+        let ways = again.sources.iter().zip(&next.shares);
+        let ways: Vec<Option<Way>> = ways.map(|(source, to)| Way::new(source, to)).collect();
+        match along(&again, &next, &ways, &vec![1.0; ways.len()]) {
+            Some(found) => plan = found,
+            None => break,
+        }
+    }
+    let shares = plan.shares.clone();
+    with(problem, &plan, shares).unwrap_or(plan)
+}
+
+/// The cheapest point of the way, each source going its part; `None` where its end overloads an
+/// engine.
+fn along(
+    problem: &Problem,
+    target: &Solution,
+    ways: &[Option<Way>],
+    parts: &[f64],
+) -> Option<Solution> {
+    let at = |far: f64| {
+        let shares = ways.iter().zip(&target.shares).zip(parts);
+        let shares = shares.map(|((way, to), part)| match way {
+            Some(way) => way.at(to, part * far),
+            None => to.clone(),
+        });
+        with(problem, target, shares.collect())
+    };
+    let end = at(1.0)?;
+    if ways.iter().flatten().all(|way| way.length <= NOTHING) || at(0.0).is_none() {
+        return Some(end);
+    }
+    let (mut low, mut high) = (0.0, 1.0);
+    let whole = |s: &Solution| s.terms.total() + over_shares_ms(problem, &s.shares);
+    let cost = |far: f64| at(far).map_or(f64::INFINITY, |s| whole(&s));
+    let golden = |low: f64, high: f64| {
+        let width = GOLDEN * (high - low);
+        (high - width, low + width)
+    };
+    let (mut near, mut far) = golden(low, high);
+    let (mut near_cost, mut far_cost) = (cost(near), cost(far));
+    for _ in 0..HALVINGS {
+        if near_cost < far_cost {
+            (high, far, far_cost) = (far, near, near_cost);
+            near = golden(low, high).0;
+            near_cost = cost(near);
+        } else {
+            (low, near, near_cost) = (near, far, far_cost);
+            far = golden(low, high).1;
+            far_cost = cost(far);
+        }
+    }
+    let between = at((low + high) / 2.0);
+    let cheaper = |s: &Solution| whole(s) < whole(&end);
+    Some(between.filter(cheaper).unwrap_or(end))
+}
+
+/// The plan with the weights that stand, where some do; what it refuses stays.
+pub(super) fn stay(problem: &Problem, plan: &Solution) -> Option<Solution> {
+    let shares = |(source, planned): (&Source, &Vec<f64>)| match &source.previous {
+        Some(previous) if source.fixed.is_none() => {
+            let routed: f64 = planned.iter().sum();
+            previous.iter().map(|weight| weight * routed).collect()
+        }
+        _ => planned.clone(),
+    };
+    let shares = problem.sources.iter().zip(&plan.shares).map(shares);
+    with(problem, plan, shares.collect())
+}
+
+/// Whether weights that stand go to engines that are out.
+pub(super) fn is_forced(problem: &Problem) -> bool {
+    let sources = problem.sources.iter().filter(|s| s.fixed.is_none());
+    let lost = |source: &Source| {
+        let weights = source.previous.iter().flatten();
+        source
+            .arcs
+            .iter()
+            .zip(weights)
+            .any(|(arc, weight)| !arc.open && *weight > 0.0)
+    };
+    sources
+        .into_iter()
+        .any(|source| source.has_open_arc() && lost(source))
+}
+
+/// Whether a plan's loads are out of the grid's fine steps around those that stand.
+fn is_far(problem: &Problem, plan: &Solution) -> bool {
+    if problem
+        .sources
+        .iter()
+        .any(|s| s.fixed.is_none() && s.previous.is_none())
+    {
+        return false;
+    }
+    stay(problem, plan).is_none_or(|stays| {
+        let mut loads = stays.utilisation.iter().zip(&plan.utilisation);
+        loads.any(|(stands, planned)| (stands - planned).abs() > FAR)
+    })
+}
+
+/// A solution with other shares; `None` where they overload an engine.
+fn with(problem: &Problem, plan: &Solution, shares: Vec<Vec<f64>>) -> Option<Solution> {
+    let (terms, utilisation) = evaluate(problem, &shares, &plan.shed, plan.shed_factor);
+    let kv_utilisation = kv_utilisation(problem, &shares);
+    let over = |now: f64, planned: f64| now > planned.max(1.0) + TOLERANCE;
+    let mut loads = utilisation.iter().zip(&plan.utilisation);
+    let mut held = kv_utilisation.iter().zip(&plan.kv_utilisation);
+    let fits = !loads.any(|(now, planned)| over(*now, *planned))
+        && !held.any(|(now, planned)| over(now.unwrap_or(0.0), planned.unwrap_or(0.0)));
+    fits.then(|| Solution {
+        shares,
+        utilisation,
+        kv_utilisation,
+        terms,
+        ..plan.clone()
+    })
+}
+
+/// A source's way from where it stands.
+struct Way {
+    /// Where it stands, what engines that are out had laid over those it goes to.
+    from: Vec<f64>,
+    /// Share that has to move.
+    length: f64,
+}
+
+impl Way {
+    fn new(source: &Source, to: &[f64]) -> Option<Self> {
+        let previous = source
+            .previous
+            .as_ref()
+            .filter(|_| source.fixed.is_none())?;
+        let routed: f64 = to.iter().sum();
+        let mut from: Vec<f64> = previous.iter().map(|weight| weight * routed).collect();
+        let mut lost = 0.0;
+        for (share, arc) in from.iter_mut().zip(&source.arcs) {
+            if !arc.open {
+                lost += std::mem::take(share);
+            }
+        }
+        let gains: Vec<f64> = to
+            .iter()
+            .zip(&from)
+            .map(|(t, f)| (t - f).max(0.0))
+            .collect();
+        let gained: f64 = gains.iter().sum();
+        if gained > 0.0 {
+            from.iter_mut()
+                .zip(&gains)
+                .for_each(|(f, gain)| *f += lost * gain / gained);
+        }
+        let length = to.iter().zip(&from).map(|(t, f)| (t - f).max(0.0)).sum();
+        Some(Self { from, length })
+    }
+
+    /// Part of the way that a step of `most` makes.
+    fn part(&self, most: f64) -> f64 {
+        if self.length > most {
+            most / self.length
+        } else {
+            1.0
+        }
+    }
+
+    fn at(&self, to: &[f64], part: f64) -> Vec<f64> {
+        let one = |(from, to): (&f64, &f64)| {
+            if part >= 1.0 {
+                *to
+            } else {
+                from + part * (to - from)
+            }
+        };
+        self.from.iter().zip(to).map(one).collect()
+    }
+}

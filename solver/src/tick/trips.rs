@@ -1,0 +1,141 @@
+//! Round-trip times as measured, in the place of those described.
+//!
+//! A distance is the median of the looks of the last three minutes, because a route that is slow
+//! for a minute is no reason to move conversations and a route that stays slow is: up to half of
+//! the window moves nothing, more than that moves all of it. Without enough looks the topology's
+//! number stands.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use serde::{Deserialize, Serialize};
+
+use super::inputs::Inputs;
+use crate::model::topology::{EngineId, FrontendId, Topology};
+
+/// What is remembered, nanoseconds.
+const WINDOW_NS: u64 = 180_000_000_000;
+/// Least time between the first and the last look used, nanoseconds.
+const LEAST_NS: u64 = 90_000_000_000;
+/// Least looks.
+const LEAST_LOOKS: usize = 10;
+/// Most looks kept of one pair; where passes are more frequent, they are thinned.
+const MOST_LOOKS: usize = 128;
+/// Longest round trip that is one, milliseconds.
+const MOST_MS: f64 = 60_000.0;
+
+/// Looks by frontend and engine.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub(super) struct Memory {
+    pairs: BTreeMap<(FrontendId, EngineId), VecDeque<(u64, f64)>>,
+}
+
+impl Memory {
+    /// Takes in what was measured since the last pass.
+    pub(super) fn absorb(&mut self, inputs: &Inputs) {
+        for (key, trips) in &inputs.witness.trips {
+            let mean_ms = trips.sum_us as f64 / 1e3 / trips.count as f64;
+            if trips.count == 0 || !(0.0..=MOST_MS).contains(&mean_ms) {
+                continue;
+            }
+            let looks = self.pairs.entry(*key).or_default();
+            let apart_ns = WINDOW_NS / MOST_LOOKS as u64;
+            let is_due = |(at, _): &(u64, f64)| inputs.now_ns.saturating_sub(*at) >= apart_ns;
+            if looks.back().is_none_or(is_due) {
+                looks.push_back((inputs.now_ns, mean_ms));
+            }
+        }
+        self.pairs.retain(|_, looks| {
+            let old = |(at, _): &(u64, f64)| inputs.now_ns.saturating_sub(*at) > WINDOW_NS;
+            while looks.len() > MOST_LOOKS || looks.front().is_some_and(old) {
+                looks.pop_front();
+            }
+            !looks.is_empty()
+        });
+    }
+
+    /// The round trip as measured, milliseconds; `None` where too little was.
+    pub(super) fn rtt_ms(&self, frontend: FrontendId, engine: EngineId) -> Option<f64> {
+        let looks = self.pairs.get(&(frontend, engine))?;
+        let (first, last) = (looks.front()?.0, looks.back()?.0);
+        if looks.len() < LEAST_LOOKS || last - first < LEAST_NS {
+            return None;
+        }
+        let mut times: Vec<f64> = looks.iter().map(|(_, ms)| *ms).collect();
+        times.sort_by(f64::total_cmp);
+        Some(times[(times.len() - 1) / 2])
+    }
+
+    /// What is remembered for another topology.
+    pub(super) fn carry(&self, old: &Topology, new: &Topology) -> Self {
+        let moved = |(key, looks): (&(FrontendId, EngineId), &VecDeque<(u64, f64)>)| {
+            let frontend = &old.frontends.get(key.0.0)?.name;
+            let engine = old.engines.get(key.1.0)?;
+            let frontend = new.frontends.iter().position(|f| f.name == *frontend)?;
+            // Behind another address it is another distance.
+            let same = |e: &crate::model::topology::Engine| {
+                e.name == engine.name && e.region == engine.region
+            };
+            let engine = new.engines.iter().position(same)?;
+            Some(((FrontendId(frontend), EngineId(engine)), looks.clone()))
+        };
+        Self {
+            pairs: self.pairs.iter().filter_map(moved).collect(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tick::RoundTrips;
+
+    const KEY: (FrontendId, EngineId) = (FrontendId(0), EngineId(1));
+
+    fn at(memory: &mut Memory, second: u64, ms: f64) -> Option<f64> {
+        let mut inputs = Inputs {
+            now_ns: second * 1_000_000_000,
+            ..Inputs::default()
+        };
+        let trips = RoundTrips {
+            count: 2,
+            sum_us: (2e3 * ms) as u64,
+        };
+        inputs.witness.trips.insert(KEY, trips);
+        memory.absorb(&inputs);
+        memory.rtt_ms(KEY.0, KEY.1)
+    }
+
+    #[test]
+    fn a_minute_changes_nothing_and_what_lasts_is_believed() {
+        let mut memory = Memory::default();
+        let before = (0..200).step_by(2).map(|s| at(&mut memory, s, 30.0)).last();
+        assert_eq!(before, Some(Some(30.0)));
+        for second in (200..260).step_by(2) {
+            assert_eq!(at(&mut memory, second, 50.0), Some(30.0));
+        }
+        for second in (260..600).step_by(2) {
+            assert_eq!(at(&mut memory, second, 30.0), Some(30.0));
+        }
+        let after: Vec<_> = (600..900)
+            .step_by(2)
+            .map(|s| at(&mut memory, s, 50.0))
+            .collect();
+        let turned = after.iter().position(|ms| *ms == Some(50.0));
+        assert_eq!(turned, Some(45), "half of the window later");
+    }
+
+    #[test]
+    fn too_little_is_nothing_and_memory_is_bounded() {
+        let mut memory = Memory::default();
+        for second in 0..9 {
+            assert_eq!(at(&mut memory, 20 * second, 30.0), None);
+        }
+        assert_eq!(at(&mut memory, 180, 30.0), Some(30.0));
+        for second in 181..2_000 {
+            at(&mut memory, second, 30.0);
+        }
+        assert!(memory.pairs[&KEY].len() <= MOST_LOOKS);
+        assert_eq!(at(&mut memory, 9_000, 1e9), None);
+        assert!(memory.pairs.is_empty());
+    }
+}
