@@ -1,0 +1,267 @@
+//! What happens to the fleet, and what weights may do about it.
+
+use pointsman_solver::model::topology::ClassId;
+
+use crate::checks::Run;
+use crate::fleet::Fleet;
+use crate::plant::Plant;
+use crate::stage::Stage;
+
+/// Time before anything happens, seconds.
+const WARM_S: f64 = 120.0;
+const TICK_S: f64 = 2.0;
+const LAGS_S: [f64; 3] = [1.0, 5.0, 15.0];
+/// What ten passes take, seconds.
+const TEN_TICKS_S: f64 = 10.0 * TICK_S;
+/// Time in which what nobody announced is found out, seconds.
+const FOUND_OUT_S: f64 = 720.0;
+
+fn seeds() -> u64 {
+    let given = std::env::var("POINTSMAN_LOOP_SEEDS").ok();
+    given.and_then(|text| text.parse().ok()).unwrap_or(1)
+}
+
+pub(crate) fn stage(fleet: Fleet, lag_s: f64, seed: u64) -> Stage {
+    let topology = fleet.topology();
+    let plant = Plant::new(&topology, fleet.curve(), 5.0, seed);
+    Stage::new(topology, plant, lag_s)
+}
+
+/// A fleet that settled, and its weights.
+fn warm(fleet: Fleet, lag_s: f64, seed: u64) -> (Stage, Vec<f64>) {
+    let mut stage = stage(fleet, lag_s, seed);
+    stage.run(WARM_S);
+    let before = stage.weights();
+    (stage, before)
+}
+
+/// What a part of a run is held against; what it breaks.
+struct Bars {
+    name: String,
+    settled_s: f64,
+    one_way: bool,
+}
+
+fn broken(bars: &Bars, run: &Run, before: &[f64]) -> Vec<String> {
+    let from = run.points[0].0;
+    let settled = run.settled_s() - from;
+    let after = Run {
+        points: run
+            .points
+            .iter()
+            .filter(|(at, _)| *at > from + settled)
+            .cloned()
+            .collect(),
+    };
+    let reversals = run.reversals();
+    let overshoot = run.overshoot(before);
+    let deviation = if after.points.is_empty() {
+        1.0
+    } else {
+        after.deviation()
+    };
+    println!(
+        "{}: settled after {settled:.0} s, {reversals} reversals, overshoot {overshoot:.3}, \
+         deviation {deviation:.4}, moved {:.3}",
+        bars.name,
+        run.moved(before)
+    );
+    let mut broken = Vec::new();
+    if settled > bars.settled_s {
+        broken.push(format!("{}: settled after {settled} s", bars.name));
+    }
+    if reversals > usize::from(!bars.one_way) {
+        broken.push(format!("{}: {reversals} reversals", bars.name));
+    }
+    if overshoot > 0.1 {
+        broken.push(format!("{}: overshoot {overshoot}", bars.name));
+    }
+    if deviation >= 0.02 {
+        broken.push(format!("{}: deviation {deviation}", bars.name));
+    }
+    if !broken.is_empty() {
+        println!("{}: {:.3?}", bars.name, run.worst(before));
+    }
+    broken
+}
+
+/// Runs on from something that happened just now.
+fn judge(
+    stage: &mut Stage,
+    name: &str,
+    lag_s: f64,
+    settled_s: f64,
+    watched_s: f64,
+    one_way: bool,
+) -> Vec<String> {
+    let before = stage.weights();
+    let from = stage.now_s;
+    stage.run(watched_s);
+    let bars = Bars {
+        name: format!("{name}, lag {lag_s} s"),
+        settled_s: settled_s + lag_s,
+        one_way,
+    };
+    broken(&bars, &stage.run.part(from, f64::MAX), &before)
+}
+
+fn demand_rises(fleet: Fleet, lag_s: f64, seed: u64) -> Vec<String> {
+    let (mut stage, _) = warm(fleet, lag_s, seed);
+    let source = stage
+        .plant
+        .source(pointsman_solver::model::topology::FrontendId(0), ClassId(0));
+    stage.plant.clients[source].grow(0.5);
+    judge(&mut stage, "demand +50 %", lag_s, TEN_TICKS_S, 200.0, false)
+}
+
+fn engine_lost_and_back(fleet: Fleet, lag_s: f64, seed: u64) -> Vec<String> {
+    let (mut stage, _) = warm(fleet, lag_s, seed);
+    let engine = stage.engine("a1");
+    stage.plant.kill(engine);
+    let mut broken = judge(&mut stage, "engine lost", lag_s, TEN_TICKS_S, 160.0, false);
+    stage.plant.engines[engine.0].alive = true;
+    broken.extend(judge(
+        &mut stage,
+        "engine back",
+        lag_s,
+        TEN_TICKS_S,
+        160.0,
+        false,
+    ));
+    broken
+}
+
+fn capacity_falls(fleet: Fleet, lag_s: f64, seed: u64) -> Vec<String> {
+    let (mut stage, _) = warm(fleet, lag_s, seed);
+    let engine = stage.engine("a1");
+    stage.plant.engines[engine.0].capacity = 0.7;
+    judge(
+        &mut stage,
+        "capacity -30 %",
+        lag_s,
+        FOUND_OUT_S,
+        1_000.0,
+        true,
+    )
+}
+
+fn times_change(fleet: Fleet, factor: f64, lag_s: f64, seed: u64) -> Vec<String> {
+    let (mut stage, _) = warm(fleet, lag_s, seed);
+    let engine = stage.engine("a1");
+    stage.plant.engines[engine.0].times = (factor, factor);
+    let name = format!("times x {factor}");
+    judge(&mut stage, &name, lag_s, FOUND_OUT_S, 1_000.0, true)
+}
+
+/// Two kinds of requests of one length, on different engines.
+fn settled_fleet() -> Fleet {
+    Fleet {
+        alike: std::env::var_os("POINTSMAN_LOOP_UNLIKE").is_none(),
+        ..Fleet::default()
+    }
+}
+
+fn everywhere(scenario: impl Fn(f64, u64) -> Vec<String>) {
+    let mut broken = Vec::new();
+    for seed in 1..=seeds() {
+        for lag_s in LAGS_S {
+            let found = scenario(lag_s, seed);
+            broken.extend(found.into_iter().map(|text| format!("seed {seed}: {text}")));
+        }
+    }
+    assert!(broken.is_empty(), "{broken:#?}");
+}
+
+#[test]
+fn demand_that_rises_by_half_is_followed_in_ten_passes() {
+    everywhere(|lag_s, seed| demand_rises(settled_fleet(), lag_s, seed));
+}
+
+#[test]
+fn an_engine_that_is_lost_and_back_moves_weights_once_each_way() {
+    everywhere(|lag_s, seed| engine_lost_and_back(settled_fleet(), lag_s, seed));
+}
+
+#[test]
+fn a_capacity_that_fell_unannounced_is_found_out() {
+    everywhere(|lag_s, seed| capacity_falls(settled_fleet(), lag_s, seed));
+}
+
+#[test]
+fn latencies_of_half_moves_weights_one_way() {
+    everywhere(|lag_s, seed| times_change(settled_fleet(), 0.5, lag_s, seed));
+}
+
+#[test]
+fn latencies_of_half_as_much_again_move_weights_one_way() {
+    everywhere(|lag_s, seed| times_change(settled_fleet(), 1.5, lag_s, seed));
+}
+
+#[test]
+fn without_price_of_movement_and_bound_on_steps_the_same_plant_fails() {
+    let loose = Fleet {
+        movement_ms: 0.0,
+        max_step: 1.0,
+        ..settled_fleet()
+    };
+    let mut broken = demand_rises(loose, 5.0, 1);
+    broken.extend(engine_lost_and_back(loose, 5.0, 1));
+    broken.extend(capacity_falls(loose, 5.0, 1));
+    assert!(!broken.is_empty());
+    println!("{broken:#?}");
+}
+
+/// A distance that is shorter by 20 ms, between frontend a and the engines of region c.
+fn closer(stage: &mut Stage, by_ms: f64) {
+    for engine in ["c1", "c2"] {
+        let engine = stage.engine(engine);
+        stage.plant.rtt_ms[engine.0] -= by_ms;
+    }
+}
+
+#[test]
+fn a_gain_that_lasts_is_taken_and_a_minute_of_it_moves_nothing() {
+    let from_a_to = |stage: &Stage, region: &str| -> f64 {
+        let one = |i: usize| stage.weight(0, "chat", &format!("{region}{i}"));
+        one(1) + one(2)
+    };
+    for lag_s in LAGS_S {
+        // Latency that load adds is little, so distance decides.
+        let fleet = Fleet {
+            flat: true,
+            ..Fleet::default()
+        };
+        let (mut stage, _) = warm(fleet, lag_s, 1);
+        // More at a than its engines should do: the rest goes to b and c, which are as near.
+        stage.plant.clients[0].grow(0.35);
+        stage.run(240.0);
+        let before = stage.weights();
+        let (to_b, to_c) = (from_a_to(&stage, "b"), from_a_to(&stage, "c"));
+        assert!(to_b > 0.05, "{to_b} {to_c}");
+        let from = stage.now_s;
+        closer(&mut stage, 20.0);
+        stage.run(60.0);
+        closer(&mut stage, -20.0);
+        stage.run(300.0);
+        // What goes to c; how much goes anywhere else follows demand.
+        let c = |weights: &[f64]| weights[4] + weights[5];
+        assert_eq!(c(&before), to_c, "chat of frontend a comes first");
+        let part = stage.run.part(from, f64::MAX);
+        let drawn = part
+            .points
+            .iter()
+            .map(|(_, weights)| (c(weights) - to_c).abs());
+        let moved = drawn.fold(0.0, f64::max);
+        assert!(moved < 0.02, "{moved}");
+        let from = stage.now_s;
+        closer(&mut stage, 20.0);
+        stage.run(1_600.0);
+        let taken = from_a_to(&stage, "c");
+        let settled = stage.run.part(from, f64::MAX).settled_s() - from;
+        println!(
+            "lag {lag_s} s: a minute moved {moved:.4}; then to b {to_b:.3}, to c {to_c:.3} -> {taken:.3} \
+             after {settled:.0} s"
+        );
+        assert!(taken > 0.8 * (to_b + to_c), "{to_b} {to_c} {taken}");
+    }
+}
