@@ -66,6 +66,20 @@ impl Proxy {
         Self::configured(driver, draft, "")
     }
 
+    /// The same, started by another program that is given the proxy's command line and becomes the
+    /// proxy: one that traces or measures it.
+    #[must_use]
+    pub fn under(program: &[&str], driver: Driver, draft: &Draft) -> Self {
+        let folder = Folder::new();
+        let mut publisher = Publisher::open(&folder.region_dir(FRONTEND));
+        publisher.publish(draft);
+        let daemon = start_under(program, &folder, driver.name(), "");
+        let mut proxy = Self::of(daemon, folder, driver);
+        proxy.publisher = Some(publisher);
+        proxy.await_ready();
+        proxy
+    }
+
     /// The same with more configuration: TOML that follows the top-level keys.
     #[must_use]
     pub fn configured(driver: Driver, draft: &Draft, more: &str) -> Self {
@@ -82,6 +96,10 @@ impl Proxy {
     #[must_use]
     pub fn without_policy(folder: Folder, driver: Driver, more: &str) -> Self {
         let daemon = start(&folder, driver.name(), more);
+        Self::of(daemon, folder, driver)
+    }
+
+    fn of(daemon: Daemon, folder: Folder, driver: Driver) -> Self {
         let ready = daemon.ready();
         assert_eq!(ready["io_driver"], driver.name(), "{ready}");
         let parse = |value: &serde_json::Value| {
@@ -184,8 +202,19 @@ impl Proxy {
 }
 
 fn start(folder: &Folder, driver: &str, more: &str) -> Daemon {
+    start_under(&[], folder, driver, more)
+}
+
+fn start_under(program: &[&str], folder: &Folder, driver: &str, more: &str) -> Daemon {
     let path = folder.write("proxy.toml", &configuration(folder, driver, more));
-    let mut command = Command::new(binary("pointsman-proxy"));
+    let mut command = match program {
+        [] => Command::new(binary("pointsman-proxy")),
+        [name, arguments @ ..] => {
+            let mut command = Command::new(name);
+            command.args(arguments).arg(binary("pointsman-proxy"));
+            command
+        }
+    };
     command.arg("run").arg("--config").arg(path);
     Daemon::start("pointsman-proxy", command, folder.path().join("proxy.log"))
 }

@@ -1,0 +1,144 @@
+//! Allocations of a shard, counted in the process that it runs in.
+
+use std::net::SocketAddr;
+use std::sync::mpsc;
+
+use pointsman_proxy::config::{self, Host};
+use pointsman_tests::both_drivers;
+use pointsman_tests::folder::Folder;
+use pointsman_tests::policy::{Draft, FRONTEND, Publisher};
+use pointsman_tests::proxy::Driver;
+
+use crate::counting::{Counted, counted};
+use crate::lockstep::{Answers, PAIRS, Pair, Protocol, Streams, listener};
+
+/// Tokens, and requests, of one count.
+const COUNTED: u64 = 200;
+/// What is done before counting begins: buffers and tables have grown to their size by then.
+const BEFORE: u64 = 100;
+/// Streams side by side.
+const STREAMS: usize = 32;
+
+both_drivers!(allocations_are_as_few_as_the_page_says);
+
+/// Every pair in turn, so that no other test's shards count.
+fn allocations_are_as_few_as_the_page_says(driver: Driver) {
+    static ALONE: std::sync::Mutex<()> = std::sync::Mutex::new(());
+    let _alone = ALONE
+        .lock()
+        .unwrap_or_else(std::sync::PoisonError::into_inner);
+    println!(
+        "{:<9} {:<8} {:<8} {:>8} {:>9} {:>9}",
+        "driver", "pair", "of one", "count", "bytes", "kept"
+    );
+    for pair in PAIRS {
+        let token = of_tokens(driver, pair);
+        let answer = of_answers(driver, pair);
+        for (what, counted) in [("token", token), ("request", answer)] {
+            println!(
+                "{:<9} {:<8} {what:<8} {:>8.2} {:>9.1} {:>9.1}",
+                driver.name(),
+                pair.name(),
+                counted.count as f64 / COUNTED as f64,
+                counted.bytes as f64 / COUNTED as f64,
+                (counted.bytes as f64 - counted.freed as f64) / COUNTED as f64,
+            );
+        }
+        let most = most(pair);
+        for (counted, most) in [(token, most[0]), (answer, most[1])] {
+            // A table that grows now and then is none's.
+            let bound = most * COUNTED + COUNTED / 20;
+            assert!(
+                counted.count <= bound,
+                "{driver:?} {pair:?}: {counted:?} of {most} each"
+            );
+            let kept = counted.bytes.saturating_sub(counted.freed);
+            assert!(
+                kept <= 64 * 1024,
+                "{driver:?} {pair:?}: {counted:?}: what is taken is given back"
+            );
+        }
+    }
+}
+
+/// Most allocations of a token and of a request.
+fn most(pair: Pair) -> [u64; 2] {
+    match (pair.client, pair.engine) {
+        (Protocol::Http1, Protocol::Http1) => [0, 15],
+        (Protocol::Http1, Protocol::Http2) => [1, 35],
+        (Protocol::Http2, Protocol::Http1) => [2, 34],
+        (Protocol::Http2, Protocol::Http2) => [3, 54],
+    }
+}
+
+fn of_tokens(driver: Driver, pair: Pair) -> Counted {
+    let listener = listener();
+    let proxy = Inside::start(driver, draft(pair, listener.local_addr().unwrap()));
+    let mut streams = Streams::open(proxy.address, &listener, pair, STREAMS);
+    let mut tokens = |count: u64| (0..count).for_each(|n| streams.token(n as usize % STREAMS));
+    tokens(BEFORE);
+    since(|| tokens(COUNTED))
+}
+
+fn of_answers(driver: Driver, pair: Pair) -> Counted {
+    let listener = listener();
+    let proxy = Inside::start(driver, draft(pair, listener.local_addr().unwrap()));
+    let mut answers = Answers::open(proxy.address, &listener, pair);
+    let mut ask = |count: u64| (0..count).for_each(|_| answers.ask(proxy.address, &listener));
+    ask(BEFORE);
+    since(|| ask(COUNTED))
+}
+
+fn since(work: impl FnOnce()) -> Counted {
+    let before = counted();
+    work();
+    let after = counted();
+    Counted {
+        count: after.count - before.count,
+        bytes: after.bytes - before.bytes,
+        freed: after.freed - before.freed,
+    }
+}
+
+pub(crate) fn draft(pair: Pair, engine: SocketAddr) -> Draft {
+    let draft = Draft::single(engine);
+    match pair.engine {
+        Protocol::Http1 => draft,
+        Protocol::Http2 => draft.http2(),
+    }
+}
+
+/// A proxy in this process. It runs as long as the process: only a signal to all of it would end it.
+struct Inside {
+    address: SocketAddr,
+    _publisher: Publisher,
+    _folder: Folder,
+}
+
+impl Inside {
+    fn start(driver: Driver, draft: Draft) -> Self {
+        let folder = Folder::new();
+        let mut publisher = Publisher::open(&folder.region_dir(FRONTEND));
+        publisher.publish(&draft);
+        let text = format!(
+            "frontend = \"{FRONTEND}\"\nlisten = [\"127.0.0.1:0\"]\nadmin = \"127.0.0.1:0\"\n\
+             io_driver = \"{}\"\nshards = 1\npin = false\nrun_dir = \"{}\"\nstate_dir = \"{}\"\n",
+            driver.name(),
+            folder.run_dir().display(),
+            folder.state_dir().display(),
+        );
+        let config = config::parse(&text, "proxy.toml".as_ref(), Host { cores: 1 }).unwrap();
+        let (say, hear) = mpsc::channel();
+        std::thread::spawn(move || {
+            pointsman_proxy::process::run(config, |ready| {
+                say.send(serde_json::to_value(ready).unwrap()).unwrap();
+            })
+        });
+        let ready = hear.recv().expect("the proxy starts");
+        Self {
+            address: ready["listen"][0].as_str().unwrap().parse().unwrap(),
+            _publisher: publisher,
+            _folder: folder,
+        }
+    }
+}

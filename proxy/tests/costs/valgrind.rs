@@ -1,0 +1,169 @@
+//! Instructions that a shard executes and bytes that it copies for one token and one request, by
+//! valgrind: callgrind counts instructions of the shard's thread, dhat what `memcpy` and its kind
+//! move.
+//!
+//! Two runs that differ by whole tokens (or requests) and nothing else: the difference, divided,
+//! is what one costs. Minutes, not seconds, so it runs when asked for:
+//!
+//! ```text
+//! POINTSMAN_COSTS=valgrind cargo test --release -p pointsman-proxy --test costs valgrind \
+//!     -- --nocapture --test-threads=1
+//! ```
+//!
+//! With POINTSMAN_COSTS_KEEP=FOLDER the profiles stay there, for callgrind_annotate.
+
+use std::path::Path;
+use std::time::Duration;
+
+use pointsman_tests::both_drivers;
+use pointsman_tests::proxy::{Driver, Proxy};
+
+use crate::allocations::draft;
+use crate::lockstep::{Answers, PAIRS, Pair, Streams, listener};
+
+/// Tokens, or requests, of the shorter run and by which the longer one is longer.
+const COUNTED: usize = 320;
+/// Streams of a burst.
+const STREAMS: usize = 32;
+/// A proxy under valgrind ends slowly.
+const END: Duration = Duration::from_secs(120);
+
+/// What is counted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Work {
+    Alone,
+    Burst,
+    Request,
+}
+
+both_drivers!(valgrind_counts_instructions_and_copies);
+
+fn valgrind_counts_instructions_and_copies(driver: Driver) {
+    if std::env::var("POINTSMAN_COSTS").as_deref() != Ok("valgrind") {
+        eprintln!("POINTSMAN_COSTS is not `valgrind`: not run");
+        return;
+    }
+    println!(
+        "{:<9} {:<8} {:<13} {:>12} {:>12}",
+        "driver", "pair", "of one", "instructions", "bytes copied"
+    );
+    for pair in PAIRS {
+        for work in [Work::Alone, Work::Burst, Work::Request] {
+            let each = |tool: fn(Driver, Pair, Work, usize) -> u64| {
+                let (less, more) = (
+                    tool(driver, pair, work, COUNTED),
+                    tool(driver, pair, work, 2 * COUNTED),
+                );
+                (more as f64 - less as f64) / COUNTED as f64
+            };
+            let (instructions, copied) = (each(instructions), each(copied));
+            println!(
+                "{:<9} {:<8} {:<13} {instructions:>12.0} {copied:>12.0}",
+                driver.name(),
+                pair.name(),
+                match work {
+                    Work::Alone => "token, alone",
+                    Work::Burst => "token, burst",
+                    Work::Request => "request",
+                },
+            );
+            assert!(instructions > 0.0 && copied >= 0.0, "more work costs more");
+        }
+    }
+}
+
+/// Instructions of the shard's thread over a proxy's life.
+fn instructions(driver: Driver, pair: Pair, work: Work, count: usize) -> u64 {
+    let held = tempfile::tempdir().unwrap();
+    let name = format!("{}-{}-{work:?}-{count}", driver.name(), pair.name());
+    let folder = match std::env::var_os("POINTSMAN_COSTS_KEEP") {
+        Some(folder) => Path::new(&folder).join(name),
+        None => held.path().to_owned(),
+    };
+    std::fs::create_dir_all(&folder).unwrap();
+    let out = format!("--callgrind-out-file={}/out", folder.display());
+    let tool = [
+        "valgrind",
+        "-q",
+        "--tool=callgrind",
+        "--separate-threads=yes",
+        &*out,
+    ];
+    live(&tool, driver, pair, work, count);
+    // The shard is the thread that ran requests.
+    let parts = std::fs::read_dir(&folder).unwrap().flatten();
+    let texts = parts.filter_map(|part| std::fs::read_to_string(part.path()).ok());
+    let totals =
+        texts.filter(|text| text.contains("serve::stream") || text.contains("serve::request"));
+    totals
+        .filter_map(|text| number_after(&text, "totals: "))
+        .max()
+        .expect("a shard's profile")
+}
+
+/// Bytes copied over a proxy's life.
+fn copied(driver: Driver, pair: Pair, work: Work, count: usize) -> u64 {
+    let held = tempfile::tempdir().unwrap();
+    let log = held.path().join("log");
+    let (out, log_file) = (
+        format!("--dhat-out-file={}/out", held.path().display()),
+        format!("--log-file={}", log.display()),
+    );
+    let tool = ["valgrind", "--tool=dhat", "--mode=copy", &*out, &*log_file];
+    live(&tool, driver, pair, work, count);
+    total_of(&log)
+}
+
+/// A proxy's life under a tool, with so much work in it.
+fn live(tool: &[&str], driver: Driver, pair: Pair, work: Work, count: usize) {
+    let listener = listener();
+    let draft = draft(pair, listener.local_addr().unwrap());
+    let mut proxy = Proxy::under(tool, driver, &draft);
+    match work {
+        Work::Alone => {
+            let mut streams = Streams::open(proxy.address, &listener, pair, 1);
+            (0..count).for_each(|_| streams.token(0));
+        }
+        Work::Burst => {
+            let mut streams = Streams::open(proxy.address, &listener, pair, STREAMS);
+            let daemon = &proxy.daemon;
+            for _ in 0..count / STREAMS {
+                streams.burst(|stop| {
+                    daemon.signal(if stop { libc::SIGSTOP } else { libc::SIGCONT });
+                });
+            }
+            (0..count % STREAMS).for_each(|at| streams.token(at));
+        }
+        Work::Request => {
+            let mut answers = Answers::open(proxy.address, &listener, pair);
+            (0..count).for_each(|_| answers.ask(proxy.address, &listener));
+        }
+    }
+    proxy.await_rest();
+    proxy.daemon.terminate(END);
+}
+
+/// `==1234== Total:     1,234 bytes in 5 blocks`
+fn total_of(log: &Path) -> u64 {
+    let text = std::fs::read_to_string(log).unwrap();
+    let line = text
+        .lines()
+        .find(|line| line.contains("Total:"))
+        .unwrap_or_else(|| panic!("{text}"));
+    let digits: String = line
+        .split("Total:")
+        .nth(1)
+        .unwrap()
+        .split("bytes")
+        .next()
+        .unwrap()
+        .chars()
+        .filter(char::is_ascii_digit)
+        .collect();
+    digits.parse().unwrap()
+}
+
+fn number_after(text: &str, mark: &str) -> Option<u64> {
+    let rest = text.split(mark).nth(1)?;
+    rest.split_whitespace().next()?.parse().ok()
+}
