@@ -9,7 +9,7 @@ use std::thread;
 use h2::Reason;
 use http::HeaderMap;
 use pointsman_tests::both_drivers;
-use pointsman_tests::client::{CHAT, Client, UNARY, chat, post};
+use pointsman_tests::client::{CHAT, Client, STREAMED, UNARY, chat, post, post_with};
 use pointsman_tests::engine2::Engine2;
 use pointsman_tests::frames::{DATA, Frame, FrameConn, HEADERS};
 use pointsman_tests::policy::Draft;
@@ -93,7 +93,7 @@ fn bytes_cross_unchanged_with_their_headers_and_trailers(driver: Driver) {
     for gone in ["te", "connection", "x-hop", "host"] {
         assert!(!request.head.headers().contains_key(gone), "{gone}");
     }
-    let answer = proxy.ask(chat(true));
+    let answer = proxy.ask(post_with(CHAT, "TE: trailers\r\n", STREAMED));
     assert_eq!(answer.text(), "data: 0\n\ndata: 1\n\ndata: 2\n\n");
     assert_eq!(answer.ending, Ending::Complete);
     assert_eq!(answer.trailers, ["x-sum: 9"]);

@@ -25,6 +25,8 @@ pub struct Request2 {
     pub head: http::Request<()>,
     /// Its body.
     pub body: Vec<u8>,
+    /// What stood behind it.
+    pub trailers: Option<HeaderMap>,
 }
 
 /// The way to answer one request.
@@ -256,8 +258,10 @@ async fn serve<F>(
                         let _ = body.flow_control().release_capacity(data.len());
                         bytes.extend_from_slice(&data);
                     }
+                    let trailers = body.trailers().await.unwrap_or_default();
                     let head = http::Request::from_parts(parts, ());
-                    let _ = bodies.send((Request2 { head, body: bytes }, respond));
+                    let request = Request2 { head, body: bytes, trailers };
+                    let _ = bodies.send((request, respond));
                 });
             }
             Some((request, respond)) = whole.recv() => {

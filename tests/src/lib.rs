@@ -7,6 +7,7 @@
 //! folders from tmpfs ([`folder`]), and leaves no process behind ([`process`]).
 
 pub mod client;
+pub mod client2;
 pub mod engine;
 pub mod engine2;
 pub mod folder;

@@ -45,6 +45,8 @@ pub(crate) struct Body {
     budget: Rc<Budget>,
     /// It is not kept, but goes on while it arrives.
     flow: Option<Rc<Flow>>,
+    /// Lines that stand behind it.
+    trailers: Box<[u8]>,
 }
 
 /// The memory of a body.
@@ -175,6 +177,7 @@ impl Body {
             length: 0,
             budget: Rc::clone(budget),
             flow: None,
+            trailers: Box::default(),
         }
     }
 
@@ -244,6 +247,19 @@ impl Body {
                 holds.retain(|hold| hold.strong_count() > 0);
             }
             holds.push(Rc::downgrade(&self.hold));
+        }
+    }
+
+    /// Keeps the lines that stand behind it.
+    pub(crate) fn set_trailers(&mut self, lines: &[u8]) {
+        self.trailers = lines.into();
+    }
+
+    /// The lines that stand behind it, as they came; known at its end.
+    pub(crate) fn trailers(&self) -> Vec<u8> {
+        match &self.flow {
+            Some(flow) => flow.trailers(),
+            None => self.trailers.to_vec(),
         }
     }
 

@@ -18,8 +18,9 @@ use super::sys::Socket;
 use crate::clock::monotonic_ns;
 use crate::wire::framing::RequestFraming;
 use crate::wire::head::{HeadLimits, HeadSearch};
-use crate::wire::http1_write::{LAST_CHUNK, write_chunk_size};
+use crate::wire::http1_write::{write_chunk_size, write_last_chunk};
 use crate::wire::response_head::ResponseHead;
+use crate::wire::trailers;
 
 /// A request as it goes to an engine.
 pub(crate) struct Outgoing<'a> {
@@ -204,7 +205,10 @@ async fn send(socket: &Socket, request: Outgoing<'_>) -> io::Result<()> {
             index += 1;
         }
         if is_chunked {
-            socket.write_all(LAST_CHUNK).await.0?;
+            let (mut end, mut lines) = (Vec::new(), Vec::new());
+            trailers::append_lines(&mut lines, &body.trailers());
+            write_last_chunk(&mut end, &lines);
+            socket.write_all(end).await.0?;
         }
         body.end_send();
     }

@@ -37,6 +37,8 @@ pub(crate) struct Flow {
     framing: RequestFraming,
     limit_bytes: u64,
     upload: RefCell<Upload>,
+    /// Lines that stand behind it; known at its end.
+    trailers: RefCell<Vec<u8>>,
     pieces: RefCell<VecDeque<Bytes>>,
     held_bytes: Cell<usize>,
     passed_bytes: Cell<u64>,
@@ -83,6 +85,7 @@ impl Flow {
             framing,
             limit_bytes,
             upload: RefCell::new(upload),
+            trailers: RefCell::default(),
             pieces: RefCell::default(),
             held_bytes: Cell::new(0),
             passed_bytes: Cell::new(0),
@@ -167,6 +170,7 @@ impl Flow {
             match std::task::ready!(inbound.poll_fill(READ_BYTES, context)) {
                 Filled::More | Filled::Full => {}
                 Filled::Ended(End::Finished) if self.upload.borrow_mut().end_with_input() => {
+                    self.keep_trailers(inbound);
                     self.wake_sender();
                     return Poll::Ready(Step::Moved);
                 }
@@ -188,8 +192,21 @@ impl Flow {
             self.fail(error);
             return Poll::Ready(Step::Failed);
         }
+        if self.has_ended() {
+            self.keep_trailers(inbound);
+        }
         self.wake_sender();
         Poll::Ready(Step::Moved)
+    }
+
+    /// The lines that stand behind it, as they came; known at its end.
+    pub(crate) fn trailers(&self) -> Vec<u8> {
+        self.trailers.borrow().clone()
+    }
+
+    fn keep_trailers(&self, inbound: &Incoming) {
+        let upload = self.upload.borrow();
+        *self.trailers.borrow_mut() = upload.trailers(inbound).to_vec();
     }
 
     fn wake_sender(&self) {

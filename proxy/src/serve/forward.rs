@@ -28,6 +28,7 @@ use crate::decide::select::Tried;
 use crate::error::{Error, Result};
 use crate::wire::http1_write::ClientResponse;
 use crate::wire::orca::LoadReport;
+use crate::wire::trailers;
 
 /// Where a request stands in its attempts.
 struct Course<'a> {
@@ -247,13 +248,21 @@ impl Story<'_> {
         let response = ClientResponse {
             version: self.head.version,
             keep_alive: passed.keeps,
+            takes_trailers: trailers::are_taken(self.head, self.bytes),
             request_id: &self.id,
         };
         let (shard, target) = (&**self.shard, self.target.as_ref());
         let tally = Tally::new(shard, attempt, target, self.started_ns, passed.status);
         let out = (&response, shard.buffers.take());
         let patience = &shard.patience;
-        Stream::begin(self.client, tally, patience, body, (source, answer), out)
+        Stream::begin(self.client, tally, patience, body, (source, answer), out).map_err(
+            |(end, buffers)| {
+                buffers
+                    .into_iter()
+                    .for_each(|buffer| shard.buffers.put(buffer));
+                end
+            },
+        )
     }
 
     /// What an answer's ending means for the attempt, the engine's connection and the client's. The

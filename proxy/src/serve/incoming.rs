@@ -22,6 +22,14 @@ impl Incoming {
         }
     }
 
+    /// Trailers that came beside the bytes, as lines; known at the end of a stream.
+    pub(crate) fn trailers(&self) -> &[u8] {
+        match self {
+            Self::Socket(_) => &[],
+            Self::Stream(body) => body.trailers(),
+        }
+    }
+
     /// Consumes the first `count` bytes.
     pub(crate) fn consume(&mut self, count: usize) {
         match self {

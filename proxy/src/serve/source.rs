@@ -89,6 +89,14 @@ impl Source {
         }
     }
 
+    /// Whether something may still come behind a body that is complete by its length.
+    pub(crate) fn may_go_on(&self) -> bool {
+        match self {
+            Self::Socket(_) => false,
+            Self::Stream(reply) => !reply.is_over(),
+        }
+    }
+
     /// Whether it carried a request before this one.
     pub(crate) fn is_reused(&self) -> bool {
         match self {

@@ -11,7 +11,7 @@ use super::body::Body;
 use super::client::{Client, Interrupt, Outbound};
 use super::exchange::Answer;
 use super::meter::Meter;
-use super::relay::BodyRelay;
+use super::relay::{BodyRelay, Taken};
 use super::source::{Read, Source};
 use super::tally::Tally;
 use crate::clock::monotonic_ns;
@@ -79,6 +79,9 @@ pub(crate) struct Stream<'a> {
     pub(crate) ends_by_close: bool,
 }
 
+/// How long the engine's stream of a complete answer gets to end, trailers with it.
+const TRAILERS_NS: u64 = 1_000_000_000;
+
 /// What waiting for an engine came to.
 enum Waited {
     Read(Read),
@@ -88,7 +91,7 @@ enum Waited {
 
 impl<'a> Stream<'a> {
     /// The relay of `answer`, whose body comes from `source`, to `client`. Fails where a client's
-    /// protocol has no form for the answer's head.
+    /// protocol has no form for the answer's head, and gives the buffers back.
     pub(crate) fn begin(
         client: &'a mut Client,
         tally: Tally<'a>,
@@ -96,21 +99,23 @@ impl<'a> Stream<'a> {
         body: &'a Body,
         (source, answer): (Source, Answer),
         (response, mut out): (&ClientResponse<'_>, Vec<u8>),
-    ) -> Result<Self, AttemptEnd> {
+    ) -> Result<Self, (AttemptEnd, [Vec<u8>; 2])> {
         out.clear();
         let mut ends_by_close = false;
         let relay = match &client.outbound {
             Outbound::Socket(_) => {
                 let relay = write_response(&mut out, &answer.head, &answer.bytes, response);
                 ends_by_close = relay.ends_by_close();
-                relay
+                BodyRelay::new(relay, response.takes_trailers)
             }
             Outbound::Stream(stream) => {
                 let id = Some(response.request_id);
-                let head = client_response(&answer.head, &answer.bytes, id);
-                stream.hold_head(head.map_err(|_| AttemptEnd::BadHead)?);
+                match client_response(&answer.head, &answer.bytes, id) {
+                    Ok(head) => stream.hold_head(head),
+                    Err(_) => return Err((AttemptEnd::BadHead, [answer.bytes, out])),
+                }
                 // A stream takes what the oldest clients take: bytes without framing.
-                Relay::new(answer.head.framing, Version::Http10)
+                BodyRelay::new(Relay::new(answer.head.framing, Version::Http10), false)
             }
         };
         let begun_ns = answer.sent_ns.unwrap_or_else(monotonic_ns);
@@ -124,7 +129,7 @@ impl<'a> Stream<'a> {
             body,
             source,
             meter,
-            relay: BodyRelay::new(relay),
+            relay,
             input,
             out,
             begun_ns,
@@ -141,10 +146,14 @@ impl<'a> Stream<'a> {
             let Ok(taken) = self.take() else {
                 return Ok(self.failed(AttemptEnd::MidBody));
             };
-            if self.seen || taken.has_body || self.relay.ended() {
-                self.write(self.relay.ended()).await?;
+            let is_whole = self.relay.ended();
+            if is_whole && self.may_have_trailers() {
+                // Boxed: few answers come to it.
+                Box::pin(self.end_with_trailers()).await?;
+            } else if self.seen || taken.has_body || is_whole {
+                self.write(is_whole).await?;
             }
-            if self.relay.ended() {
+            if is_whole {
                 return Ok(Ending::Whole {
                     reusable: self.engine_keeps && !taken.has_spare,
                 });
@@ -161,6 +170,10 @@ impl<'a> Stream<'a> {
                     self.write(true).await?;
                     return Ok(Ending::Whole { reusable: false });
                 }
+                // Given up for what it holds: as one that takes nothing.
+                Waited::Read(Read::Broken(AttemptEnd::Ours)) if self.seen => {
+                    return Err(Interrupt::Due);
+                }
                 Waited::Read(Read::Broken(end)) => return Ok(self.failed(end)),
                 Waited::Late if self.client.total_is_over() => {
                     return Ok(self.failed(AttemptEnd::Ours));
@@ -170,22 +183,48 @@ impl<'a> Stream<'a> {
         }
     }
 
-    /// Takes what was read: measures it, and leaves in the buffers what goes to the client.
-    fn take(&mut self) -> Result<Piece, ChunkedError> {
-        let now_ns = monotonic_ns();
-        let (meter, tally) = (&mut self.meter, &self.tally);
-        let taken = self.relay.take(&self.input, &mut self.out, |payload| {
-            meter.payload(payload, now_ns, |gap_us| tally.gap(gap_us));
-        })?;
-        let has_spare = self.input.len() > taken.consumed;
-        if taken.verbatim {
-            self.input.truncate(taken.consumed);
-        } else {
+    /// Whether trailers may follow a body that is complete by itself: only a stream has room for them.
+    fn may_have_trailers(&self) -> bool {
+        self.client.is_stream() && (self.source.may_go_on() || !self.trailers().is_empty())
+    }
+
+    /// Trailers that came: with the last chunk, or at the end of the engine's stream.
+    fn trailers(&self) -> &[u8] {
+        match self.source.trailers() {
+            [] => self.relay.trailers(),
+            lines => lines,
+        }
+    }
+
+    /// Gives a stream the last bytes of a complete body, and the trailers behind it. An engine whose
+    /// stream does not end there is waited for a while, and the answer is whole without.
+    async fn end_with_trailers(&mut self) -> Result<(), Interrupt> {
+        if self.source.may_go_on() {
+            self.write(false).await?;
+            self.client.set_deadline(now_after(TRAILERS_NS));
+            let read = {
+                let reading = pin!(self.source.read(std::mem::take(&mut self.input)));
+                self.client.during(reading).await
+            };
+            match read {
+                Ok((_, bytes)) => self.input = bytes,
+                Err(Interrupt::Due) if !self.client.total_is_over() => {}
+                Err(interrupt) => return Err(interrupt),
+            }
             self.input.clear();
         }
-        Ok(Piece {
-            has_body: taken.consumed > 0,
-            has_spare,
+        if let Outbound::Stream(stream) = &self.client.outbound {
+            stream.hold_trailers(self.trailers());
+        }
+        self.write(true).await
+    }
+
+    /// Takes what was read: measures it, and leaves in the buffers what goes to the client.
+    fn take(&mut self) -> Result<Taken, ChunkedError> {
+        let now_ns = monotonic_ns();
+        let (meter, tally) = (&mut self.meter, &self.tally);
+        self.relay.take(&mut self.input, &mut self.out, |payload| {
+            meter.payload(payload, now_ns, |gap_us| tally.gap(gap_us));
         })
     }
 
@@ -265,14 +304,6 @@ impl<'a> Stream<'a> {
             (false, _) => Ending::Unseen(AttemptEnd::ResetBeforeBody),
         }
     }
-}
-
-/// What one piece brought.
-struct Piece {
-    /// Bytes of the answer's body.
-    has_body: bool,
-    /// Bytes behind its end.
-    has_spare: bool,
 }
 
 /// A write begins, and who can say how much of it the client sees: from here on no other engine can

@@ -90,8 +90,17 @@ impl Upload {
             self.take(client, &mut body, &mut scan, limit_bytes)?;
         }
         body.finish();
+        body.set_trailers(self.trailers(&client.inbound));
         let facts = scan.finish()?;
         Ok((body, facts))
+    }
+
+    /// The trailers behind the body, as lines; known at its end. They have a bound of their own.
+    pub(crate) fn trailers<'a>(&'a self, inbound: &'a Incoming) -> &'a [u8] {
+        match inbound {
+            Incoming::Stream(_) => inbound.trailers(),
+            Incoming::Socket(_) => self.chunks.trailers(),
+        }
     }
 
     /// Asks a client for its body that may be waiting for that.

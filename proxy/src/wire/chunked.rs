@@ -3,8 +3,8 @@
 //! One reader serves two uses: *tracking*, where the bytes are relayed as they are and only the
 //! exact end matters, and *decoding*, where the payload is wanted. It accepts what RFC 9112 writes
 //! and nothing that another parser might read otherwise: lines end in CR LF, nothing stands between
-//! a size and its `;` or CR, extensions follow the grammar. Extensions and trailers are checked,
-//! bounded and otherwise ignored.
+//! a size and its `;` or CR, extensions follow the grammar. Extensions are checked, bounded and
+//! otherwise ignored; trailers are checked, bounded and kept as lines.
 
 use std::ops::Range;
 
@@ -16,7 +16,8 @@ pub struct ChunkedReader {
     state: State,
     payload_bytes: u64,
     extension_bytes: u32,
-    trailer_bytes: u32,
+    /// Trailer lines so far, each with its line end.
+    trailers: Vec<u8>,
 }
 
 /// What one piece of input brought.
@@ -24,6 +25,8 @@ pub struct ChunkedReader {
 pub struct Progress {
     /// Bytes of the input that belong to this body: all of them unless it ended.
     pub consumed: usize,
+    /// Of these, the bytes before the trailers and the blank line behind them.
+    pub before_trailers: usize,
     /// The body, trailers included, ended at `consumed`.
     pub ended: bool,
 }
@@ -105,7 +108,7 @@ impl Default for ChunkedReader {
             state: State::Size { size: 0, digits: 0 },
             payload_bytes: 0,
             extension_bytes: 0,
-            trailer_bytes: 0,
+            trailers: Vec::new(),
         }
     }
 }
@@ -126,6 +129,7 @@ impl ChunkedReader {
         mut on_payload: impl FnMut(Range<usize>),
     ) -> Result<Progress, ChunkedError> {
         let mut at = 0;
+        let mut before_trailers = self.is_in_trailers().then_some(0);
         while at < input.len() && self.state != State::Ended {
             if let State::Payload { left } = self.state {
                 let take = usize::try_from(left)
@@ -148,11 +152,15 @@ impl ChunkedReader {
                 self.state = State::Failed(error);
                 return Err(error);
             }
+            if self.state == State::TrailerStart {
+                before_trailers.get_or_insert(at);
+            }
         }
         match self.state {
             State::Failed(error) => Err(error),
             state => Ok(Progress {
                 consumed: at,
+                before_trailers: before_trailers.unwrap_or(at),
                 ended: state == State::Ended,
             }),
         }
@@ -168,6 +176,23 @@ impl ChunkedReader {
     #[must_use]
     pub fn ended(&self) -> bool {
         self.state == State::Ended
+    }
+
+    /// Trailer lines so far, each with its line end, as they came.
+    #[must_use]
+    pub fn trailers(&self) -> &[u8] {
+        &self.trailers
+    }
+
+    fn is_in_trailers(&self) -> bool {
+        matches!(
+            self.state,
+            State::TrailerStart
+                | State::TrailerName
+                | State::TrailerValue
+                | State::TrailerLf
+                | State::EndLf
+        )
     }
 
     /// Takes one byte that is not payload.
@@ -229,9 +254,15 @@ impl ChunkedReader {
     }
 
     fn trailer_step(&mut self, byte: u8) -> Result<State, ChunkedError> {
-        self.trailer_bytes += 1;
-        if self.trailer_bytes > MAX_TRAILER_BYTES {
-            return Err(ChunkedError::TrailersTooLong);
+        let is_end = matches!(
+            (self.state, byte),
+            (State::TrailerStart, b'\r') | (State::EndLf, _)
+        );
+        if !is_end {
+            if self.trailers.len() == MAX_TRAILER_BYTES as usize {
+                return Err(ChunkedError::TrailersTooLong);
+            }
+            self.trailers.push(byte);
         }
         match (self.state, byte) {
             (State::TrailerStart, b'\r') => Ok(State::EndLf),

@@ -34,6 +34,8 @@ pub struct ClientResponse<'a> {
     pub version: Version,
     /// The client connection stays open after this response, as far as we are concerned.
     pub keep_alive: bool,
+    /// The client takes trailers behind a chunked body.
+    pub takes_trailers: bool,
     /// The one `x-request-id`.
     pub request_id: &'a RequestId,
 }
@@ -45,7 +47,7 @@ pub enum Relay {
     Nothing,
     /// This many bytes as they are.
     Sized(u64),
-    /// Chunked bytes as they are, their end found by a `ChunkedReader`.
+    /// Chunked bytes as they are, their end found by a `ChunkedReader`, their trailers looked over.
     Chunked,
     /// Raw bytes until the engine closes, each write wrapped in a chunk, then the last chunk.
     WrapInChunks,
@@ -153,6 +155,14 @@ pub fn write_chunk_size(out: &mut Vec<u8>, len: usize) {
 
 /// The end of a chunked body without trailers.
 pub const LAST_CHUNK: &[u8] = b"0\r\n\r\n";
+
+/// Appends the end of a chunked body with these trailers, which are lines.
+pub fn write_last_chunk(out: &mut Vec<u8>, trailers: &[u8]) {
+    let (size, end) = LAST_CHUNK.split_at(LAST_CHUNK.len() - 2);
+    out.extend_from_slice(size);
+    out.extend_from_slice(trailers);
+    out.extend_from_slice(end);
+}
 
 const CHUNKED_LINE: &[u8] = b"transfer-encoding: chunked\r\n";
 
@@ -286,6 +296,7 @@ mod tests {
         let client = ClientResponse {
             version,
             keep_alive: true,
+            takes_trailers: false,
             request_id: &id,
         };
         let mut out = Vec::new();

@@ -161,18 +161,6 @@ pub fn client_response(
     Ok(response)
 }
 
-/// Trailers as lines of a chunked body's end: those that mean nothing to a connection.
-#[must_use]
-pub fn trailer_lines(trailers: &HeaderMap) -> Vec<u8> {
-    let mut out = Vec::new();
-    for (name, value) in trailers {
-        if Meaning::of(name.as_str().as_bytes()) == Meaning::EndToEnd {
-            line(&mut out, name.as_str().as_bytes(), value.as_bytes());
-        }
-    }
-    out
-}
-
 /// A target in origin form; an absolute one without a path asks for `/`.
 fn target(origin: &[u8]) -> Result<PathAndQuery, HeadError> {
     let target = if origin.starts_with(b"/") {
@@ -304,14 +292,5 @@ mod tests {
             "HTTP/1.1 200 OK\r\nserver: s\r\ncontent-type: a/b\r\n\
              x-request-id: 00000000000000000000000000000000\r\n\r\n"
         );
-    }
-
-    #[test]
-    fn trailers_that_would_frame_are_left_out() {
-        let mut trailers = HeaderMap::new();
-        trailers.append("x-checksum", HeaderValue::from_static("1"));
-        trailers.append("transfer-encoding", HeaderValue::from_static("chunked"));
-        trailers.append("content-length", HeaderValue::from_static("1"));
-        assert_eq!(trailer_lines(&trailers), b"x-checksum: 1\r\n");
     }
 }

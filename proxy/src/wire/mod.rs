@@ -16,3 +16,4 @@ pub mod request_head;
 pub mod response_head;
 mod small_json;
 pub mod sse;
+pub mod trailers;

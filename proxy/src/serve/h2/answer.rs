@@ -7,8 +7,9 @@ use std::task::{Context, Poll, ready};
 use bytes::Bytes;
 use h2::server::SendResponse;
 use h2::{Reason, SendStream};
-use http::header::{HeaderName, HeaderValue};
 use http::{HeaderMap, Response};
+
+use crate::wire::trailers::map_of;
 
 /// The sending side of one stream.
 pub(crate) struct AnswerOut(RefCell<Inner>);
@@ -40,25 +41,9 @@ impl AnswerOut {
         self.0.borrow_mut().head = Some(head);
     }
 
-    /// Keeps trailers, given as lines, which end the answer.
+    /// Keeps the trailers, given as lines, that end the answer, as far as they may cross.
     pub(crate) fn hold_trailers(&self, lines: &[u8]) {
-        let mut trailers = HeaderMap::new();
-        for line in lines.split(|&byte| byte == b'\n') {
-            let line = line.strip_suffix(b"\r").unwrap_or(line);
-            let Some(at) = memchr::memchr(b':', line) else {
-                continue;
-            };
-            let value = line[at + 1..].trim_ascii();
-            if let (Ok(name), Ok(value)) = (
-                HeaderName::from_bytes(&line[..at]),
-                HeaderValue::from_bytes(value),
-            ) {
-                trailers.append(name, value);
-            }
-        }
-        if !trailers.is_empty() {
-            self.0.borrow_mut().trailers = Some(trailers);
-        }
+        self.0.borrow_mut().trailers = map_of(lines);
     }
 
     /// Sends the head where it waits, then `rest` as the client takes it. `ends`: nothing follows.

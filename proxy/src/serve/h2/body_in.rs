@@ -6,12 +6,16 @@ use bytes::{Buf as _, Bytes};
 use h2::RecvStream;
 
 use crate::serve::inbound::{End, Filled};
+use crate::wire::chunked::MAX_TRAILER_BYTES;
+use crate::wire::trailers::lines_of;
 
 /// The receiving side of one stream. The client gets its window back for what is consumed.
 pub(crate) struct BodyIn {
     receive: RecvStream,
     piece: Bytes,
     end: Option<End>,
+    /// As lines; known at the end.
+    trailers: Vec<u8>,
 }
 
 impl BodyIn {
@@ -21,12 +25,18 @@ impl BodyIn {
             receive,
             piece: Bytes::new(),
             end: None,
+            trailers: Vec::new(),
         }
     }
 
     /// What has arrived and is not consumed.
     pub(crate) fn filled(&self) -> &[u8] {
         &self.piece
+    }
+
+    /// Its trailers as lines, those left out that may not cross; known at the end.
+    pub(crate) fn trailers(&self) -> &[u8] {
+        &self.trailers
     }
 
     /// Consumes the first `count` bytes.
@@ -47,9 +57,23 @@ impl BodyIn {
             match ready!(self.receive.poll_data(context)) {
                 Some(Ok(piece)) => self.piece = piece,
                 Some(Err(_)) => self.end = Some(End::Broken),
-                None => self.end = Some(End::Finished),
+                None => self.end = Some(ready!(self.poll_trailers(context))),
             }
         }
         Poll::Ready(Filled::More)
+    }
+
+    /// Takes what stands behind the last byte.
+    fn poll_trailers(&mut self, context: &mut Context<'_>) -> Poll<End> {
+        let trailers = match ready!(self.receive.poll_trailers(context)) {
+            Ok(trailers) => trailers,
+            Err(_) => return Poll::Ready(End::Broken),
+        };
+        let lines = trailers.as_ref().map(lines_of).unwrap_or_default();
+        // As much as behind a chunked body; more is passed over, which a recipient may do.
+        if lines.len() <= MAX_TRAILER_BYTES as usize {
+            self.trailers = lines;
+        }
+        Poll::Ready(End::Finished)
     }
 }

@@ -25,8 +25,9 @@ use crate::serve::holder::Holder;
 use crate::serve::shard::Shard;
 use crate::wire::framing::{RequestFraming, ResponseFraming};
 use crate::wire::head::{HeadLimits, HeadSearch};
-use crate::wire::http2_head::{response_text, trailer_lines};
+use crate::wire::http2_head::response_text;
 use crate::wire::response_head::ResponseHead;
+use crate::wire::trailers::{lines_of, map_of};
 
 /// An answer's body as it comes. Dropped before its end, the engine is told to stop.
 pub(crate) struct Reply {
@@ -86,7 +87,7 @@ pub(crate) async fn exchange(
     let mut sender = conn.sender().ok_or(NoAnswer::Refused)?;
     let is_alone = conn.in_use() == 1;
     let heard_before = conn.heard_bytes();
-    let is_empty = body.framing() == RequestFraming::Sized(0);
+    let is_empty = body.framing() == RequestFraming::Sized(0) && body.trailers().is_empty();
     let opened = sender.send_request(request, is_empty);
     // Refused here: nothing was sent, and the connection takes no more.
     let (response, upload) = opened.map_err(|_| {
@@ -120,7 +121,13 @@ pub(crate) async fn exchange(
                 let (parts, receive) = response.into_parts();
                 let mut bytes = shard.buffers.take();
                 response_text(&mut bytes, parts.status, &parts.headers);
-                let head = head_of(&bytes, &shard.limits, receive.is_end_stream())?;
+                let head = match head_of(&bytes, &shard.limits, receive.is_end_stream()) {
+                    Ok(head) => head,
+                    Err(no_answer) => {
+                        shard.buffers.put(bytes);
+                        return Err(no_answer);
+                    }
+                };
                 let answer = Answer {
                     head,
                     bytes,
@@ -216,9 +223,14 @@ impl Reply {
         }
     }
 
+    /// Whether the engine ended its stream, and nothing of it is left to take.
+    pub(crate) fn is_over(&self) -> bool {
+        self.end.is_some() || self.receive.is_end_stream()
+    }
+
     /// Lets the engine end an answer that is complete by its length, instead of telling it to stop.
     pub(crate) fn finish(mut self) {
-        if self.end.is_some() || self.receive.is_end_stream() {
+        if self.is_over() {
             return;
         }
         monoio::spawn(async move {
@@ -245,7 +257,7 @@ impl Reply {
             }
         }
         Poll::Ready(match ready!(self.receive.poll_trailers(context)) {
-            Ok(trailers) => End::Whole(trailers.as_ref().map(trailer_lines).unwrap_or_default()),
+            Ok(trailers) => End::Whole(trailers.as_ref().map(lines_of).unwrap_or_default()),
             Err(error) => End::Failed(failed(&error)),
         })
     }
@@ -254,15 +266,16 @@ impl Reply {
 /// How long an engine gets to end an answer whose last byte is there.
 const FINISH: std::time::Duration = std::time::Duration::from_secs(1);
 
-/// Sends a body as its engine's windows allow; true when it was sent whole.
+/// Sends a body as its engine's windows allow, and its trailers; true when it was sent whole.
 async fn send(mut upload: SendStream<Bytes>, body: &Body, is_empty: bool) -> bool {
     body.begin_send();
     let mut index = 0;
     let mut next = body.next_piece(index).await;
+    // Whether more follows is known beforehand only of a body that is all there.
+    let ends_with_data = body.flow().is_none() && body.trailers().is_empty();
     while let Some(mut piece) = next.take() {
         index += 1;
-        // A body that still arrives is not held back until it is known whether more of it comes.
-        let is_last = body.flow().is_none() && body.piece(index).is_none();
+        let is_last = ends_with_data && body.piece(index).is_none();
         while !piece.is_empty() {
             let Some(granted) = grant(&mut upload, piece.len()).await else {
                 return false;
@@ -274,8 +287,14 @@ async fn send(mut upload: SendStream<Bytes>, body: &Body, is_empty: bool) -> boo
         }
         next = body.next_piece(index).await;
     }
-    if body.flow().is_some() && !is_empty && upload.send_data(Bytes::new(), true).is_err() {
-        return false;
+    if !ends_with_data && !is_empty {
+        let ended = match map_of(&body.trailers()) {
+            Some(trailers) => upload.send_trailers(trailers),
+            None => upload.send_data(Bytes::new(), true),
+        };
+        if ended.is_err() {
+            return false;
+        }
     }
     body.end_send();
     true

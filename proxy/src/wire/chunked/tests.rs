@@ -32,6 +32,23 @@ fn refused(bytes: &[u8], error: ChunkedError) {
 }
 
 #[test]
+fn trailers_are_kept_as_lines_and_where_they_begin_is_known() {
+    let bytes = b"2\r\nab\r\n0;x\r\nX-A: b\r\nc:\r\n\r\nrest";
+    let begin = 2 + 3 + 2 + 5;
+    for size in 1..=bytes.len() {
+        let mut reader = ChunkedReader::new();
+        let mut before = Vec::new();
+        for piece in bytes.chunks(size) {
+            let progress = reader.feed(piece, |_| {}).unwrap();
+            before.extend_from_slice(&piece[..progress.before_trailers]);
+        }
+        assert_eq!(before, &bytes[..begin], "pieces of {size}");
+        assert_eq!(reader.trailers(), b"X-A: b\r\nc:\r\n", "pieces of {size}");
+        assert!(reader.ended());
+    }
+}
+
+#[test]
 fn the_end_is_found_exactly() {
     let bytes = b"5\r\nhello\r\n1B;x=\"y;\\\"\\r\"\r\nabcdefghijklmnopqrstuvwxyz!\r\n0\r\n\r\nHTTP";
     let (payload, consumed, ended) = read(bytes, &[]).unwrap();
