@@ -1,10 +1,17 @@
-//! Clients that do not read, on a connection to an engine that others share.
+//! Clients that do not read: on a connection to an engine that others share, and on a connection of
+//! their own streams.
 
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on fails there")]
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use pointsman_tests::both_drivers;
-use pointsman_tests::client::{Client, chat};
+use pointsman_tests::client::{Client, STREAMED, UNARY, chat};
+use pointsman_tests::engine::Engine;
 use pointsman_tests::engine2::Engine2;
+use pointsman_tests::frames::{DATA, Frame, FrameConn, HEADERS, RST_STREAM};
 use pointsman_tests::policy::Draft;
 use pointsman_tests::proxy::{Driver, Proxy};
 use pointsman_tests::wait::{SOON, eventually, eventually_equals};
@@ -13,6 +20,10 @@ both_drivers!(
     /// C01: 255 clients stall, and the 256th stream of the same connection keeps its pace.
     c01_clients_that_stall_do_not_stop_the_others,
     past_the_memory_for_slow_clients_the_largest_is_broken_off,
+    past_the_memory_for_slow_streams_the_largest_is_broken_off,
+    past_the_memory_answers_that_nobody_takes_are_broken_off,
+    /// C01: a client that grants one stream its window and 31 none gets that one.
+    c01_streams_without_a_window_stop_themselves_alone,
 );
 
 /// An event of the size that engines send.
@@ -31,25 +42,33 @@ fn watched() -> usize {
 }
 
 /// An engine whose streams send events as fast as their windows allow, but for the one whose
-/// request says `paced`: that one sends an event every 20 ms.
-fn engine() -> Engine2 {
+/// request says `paced`: that one sends an event every 20 ms, and they are counted.
+fn engine(paced_sent: &Arc<AtomicUsize>) -> Engine2 {
+    let paced_sent = Arc::clone(paced_sent);
     let mut builder = h2::server::Builder::new();
     builder
         .max_concurrent_streams(256)
         .max_send_buffer_size(4 * 1024);
-    Engine2::start(builder, |request, mut answer| async move {
-        let paced = String::from_utf8_lossy(&request.body).contains("paced");
-        answer.event_stream();
-        for n in 0.. {
-            if paced {
-                tokio::time::sleep(Duration::from_millis(20)).await;
-            }
-            if !answer.send(&event(n), false).await {
-                return;
+    Engine2::start(builder, move |request, mut answer| {
+        let paced_sent = Arc::clone(&paced_sent);
+        async move {
+            let paced = String::from_utf8_lossy(&request.body).contains("paced");
+            answer.event_stream();
+            for n in 0.. {
+                if paced {
+                    tokio::time::sleep(Duration::from_millis(20)).await;
+                    paced_sent.fetch_add(1, Ordering::SeqCst);
+                }
+                if !answer.send(&event(n), false).await {
+                    return;
+                }
             }
         }
     })
 }
+
+/// Events that one that keeps its pace may be behind its engine, on a machine that is busy.
+const KEEPS_PACE: usize = 100;
 
 /// A client that has the head of its stream, and reads nothing behind it.
 fn stalled(proxy: &Proxy) -> Client {
@@ -59,7 +78,8 @@ fn stalled(proxy: &Proxy) -> Client {
 }
 
 fn c01_clients_that_stall_do_not_stop_the_others(driver: Driver) {
-    let engine = engine();
+    let sent = Arc::new(AtomicUsize::new(0));
+    let engine = engine(&sent);
     let draft = Draft::single(engine.address()).http2();
     let more = "[http2]\nengine_connections = 1\n[limits]\nbuffer_bytes = 536870912";
     let proxy = Proxy::configured(driver, &draft, more);
@@ -72,23 +92,32 @@ fn c01_clients_that_stall_do_not_stop_the_others(driver: Driver) {
         body,
     ));
     assert_eq!(paced.head().status(), 200);
-    // Far fewer than a window holds in bytes, so a connection that is stopped brings none of them,
-    // and the client's watchdog fails.
+    // A connection that is stopped brings nothing, and the client's watchdog fails. One that limps
+    // falls behind its engine, which by then is stopped by a window of three hundred events.
     let begun = Instant::now();
-    let mut read = 0;
+    let (mut read, mut behind) = (0, 0);
     while read < watched() * event(0).len() {
         read += paced.sip(event(0).len());
+        let here = read / event(0).len();
+        behind = behind.max(sent.load(Ordering::SeqCst).saturating_sub(here));
+        assert!(behind <= KEEPS_PACE, "{behind} events behind after {here}");
     }
     // At 20 ms an event.
-    eprintln!("{} events in {:?}", watched(), begun.elapsed());
+    eprintln!(
+        "{} events in {:?}, never more than {behind} behind",
+        watched(),
+        begun.elapsed()
+    );
     assert_eq!((engine.connections(), engine.open()), (1, 1));
+    assert_eq!(engine.resets(), []);
+    assert_eq!(engine.requests().len(), 256);
     drop(clients);
     drop(paced);
     proxy.await_rest();
 }
 
 fn past_the_memory_for_slow_clients_the_largest_is_broken_off(driver: Driver) {
-    let engine = engine();
+    let engine = engine(&Arc::default());
     let draft = Draft::single(engine.address()).http2();
     let more = "[limits]\nbuffer_bytes = 1048576\nbody_bytes = 1024";
     let proxy = Proxy::configured(driver, &draft, more);
@@ -103,5 +132,117 @@ fn past_the_memory_for_slow_clients_the_largest_is_broken_off(driver: Driver) {
         (!engine.resets().is_empty()).then_some(())
     });
     drop(clients);
+    proxy.await_rest();
+}
+
+/// A client of HTTP/2 whose streams may bring as much as they want, and which does not read its
+/// socket: a hundred requests on streams 1, 3, 5 and so on.
+fn deaf(proxy: &Proxy, body: &str) -> FrameConn {
+    const INITIAL_WINDOW: u16 = 4;
+    let mut conn = FrameConn::connect(proxy.address, &[(INITIAL_WINDOW, 1 << 24)]);
+    conn.send(&Frame::window(0, 1 << 30));
+    for n in 0..100 {
+        conn.send(&Frame::chat(2 * n + 1, false));
+        conn.send(&Frame::data(2 * n + 1, body, true));
+    }
+    conn
+}
+
+/// Little memory for a hundred streams, of which the kernel takes the first megabytes.
+const LITTLE: &str = "[limits]\nbuffer_bytes = 1048576\nbody_bytes = 1024\n\
+                      [http2]\nclient_streams = 100";
+
+fn await_slow_resets(proxy: &Proxy) {
+    eventually(SOON, "a slow stream is broken off", || {
+        let page = proxy.metrics();
+        (page.sum("pointsman_proxy_slow_resets_total", &[]) > 0.0).then_some(())
+    });
+}
+
+fn past_the_memory_for_slow_streams_the_largest_is_broken_off(driver: Driver) {
+    const CANCEL: u32 = 8;
+    let one = Engine::serving(|conn, _| {
+        conn.stream_head();
+        let piece = event(0).repeat(20);
+        while conn.chunk(&piece) {}
+    });
+    let two = engine(&Arc::default());
+    let drafts = [
+        Draft::single(one.address()),
+        Draft::single(two.address()).http2(),
+    ];
+    for draft in drafts {
+        let proxy = Proxy::configured(driver, &draft, LITTLE);
+        let mut conn = deaf(&proxy, STREAMED);
+        await_slow_resets(&proxy);
+        eventually(SOON, "its engine is told to stop", || {
+            (one.ended_by_peer() > 0 || !two.resets().is_empty()).then_some(())
+        });
+        // Once it reads, it is told which streams those were; the connection and the others go on.
+        let reset = conn.await_frame(|frame| frame.kind == RST_STREAM);
+        assert_eq!(reset.code(), CANCEL);
+        conn.await_frame(|frame| frame.kind == DATA && frame.stream != reset.stream);
+        drop(conn);
+        proxy.await_rest();
+    }
+}
+
+fn past_the_memory_answers_that_nobody_takes_are_broken_off(driver: Driver) {
+    let body = "x".repeat(60_000);
+    let engine = Engine::serving(move |conn, _| {
+        conn.respond(200, &body);
+    });
+    let proxy = Proxy::configured(driver, &Draft::single(engine.address()), LITTLE);
+    let mut conn = deaf(&proxy, UNARY);
+    // Their stories are told once the connection has their bytes, and still they count.
+    await_slow_resets(&proxy);
+    proxy.await_metric("pointsman_proxy_in_flight", &[], 0.0);
+    conn.await_frame(|frame| frame.kind == RST_STREAM);
+    // The memory is there again once it was read.
+    conn.send(&Frame::chat(201, false));
+    conn.send(&Frame::data(201, UNARY, true));
+    let head = conn.await_frame(|frame| frame.stream == 201);
+    assert_eq!(head.kind, HEADERS);
+    drop(conn);
+    proxy.await_rest();
+}
+
+fn c01_streams_without_a_window_stop_themselves_alone(driver: Driver) {
+    const CANCEL: u32 = 8;
+    let engine = Engine::serving(|conn, _| {
+        conn.stream_head();
+        let piece = event(0).repeat(20);
+        while conn.chunk(&piece) {}
+    });
+    let more = "[timeouts]\nidle_ms = 1500";
+    let proxy = Proxy::configured(driver, &Draft::single(engine.address()), more);
+    let mut conn = FrameConn::connect(proxy.address, &[]);
+    conn.send(&Frame::window(0, 1 << 24));
+    for n in 0..32 {
+        conn.send(&Frame::chat(2 * n + 1, false));
+        conn.send(&Frame::data(2 * n + 1, STREAMED, true));
+    }
+    let (mut taken, mut resets) = (0, Vec::new());
+    while resets.len() < 31 || taken < 4 << 20 {
+        let frame = conn.frame().unwrap();
+        match frame.kind {
+            DATA if frame.stream == 1 => {
+                let count = frame.payload.len() as u32;
+                taken += count;
+                conn.send(&Frame::window(1, count.max(1)));
+                conn.send(&Frame::window(0, count.max(1)));
+            }
+            RST_STREAM => {
+                assert_eq!(frame.code(), CANCEL);
+                resets.push(frame.stream);
+            }
+            _ => {}
+        }
+    }
+    resets.sort_unstable();
+    let slow: Vec<u32> = (1..32).map(|n| 2 * n + 1).collect();
+    assert_eq!(resets, slow);
+    eventually_equals(SOON, "engines told to stop", &31, || engine.ended_by_peer());
+    drop(conn);
     proxy.await_rest();
 }

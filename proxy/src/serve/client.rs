@@ -16,6 +16,7 @@ use h2::Reason;
 use super::alarm::{Alarm, Alarms, Ring};
 use super::flow::{Flow, Step};
 use super::h2::{AnswerOut, BodyIn};
+use super::holder::Holder;
 use super::inbound::{Filled, Inbound, ReadAhead};
 use super::incoming::Incoming;
 use super::sys::Socket;
@@ -167,7 +168,7 @@ impl Client {
             }
             Step::Full => {
                 let gone = match (&self.outbound, &mut self.inbound) {
-                    (Outbound::Stream(answer), _) => answer.poll_reset(context),
+                    (Outbound::Stream(answer), _) => answer.poll_gone(context),
                     (Outbound::Socket(_), Incoming::Socket(inbound)) => {
                         inbound.poll_unread(self.half_close, context)
                     }
@@ -185,7 +186,7 @@ impl Client {
     /// Ready when the client left.
     fn poll_gone(&mut self, context: &mut Context<'_>) -> Poll<()> {
         match (&self.outbound, &mut self.inbound) {
-            (Outbound::Stream(answer), _) => answer.poll_reset(context),
+            (Outbound::Stream(answer), _) => answer.poll_gone(context),
             (Outbound::Socket(_), Incoming::Socket(inbound)) => {
                 inbound.poll_gone(self.read_ahead, self.half_close, context)
             }
@@ -224,7 +225,7 @@ impl Client {
             }
             Outbound::Stream(answer) => {
                 let answer = Rc::clone(answer);
-                let mut rest = Bytes::copy_from_slice(&buffer);
+                let mut rest = answer.owe(Bytes::copy_from_slice(&buffer));
                 let send = poll_fn(|context| answer.poll_send(&mut rest, ends, context));
                 self.during(pin!(send)).await?.is_ok().then_some(buffer)
             }
@@ -249,7 +250,7 @@ impl Client {
             match outbound {
                 Outbound::Socket(socket) => socket.write_all(page).await.0,
                 Outbound::Stream(answer) => {
-                    let mut rest = Bytes::from(body.unwrap_or_default());
+                    let mut rest = answer.owe(Bytes::from(body.unwrap_or_default()));
                     let send = poll_fn(|context| answer.poll_send(&mut rest, true, context));
                     let sent = send.await;
                     sent.map_err(|_| io::ErrorKind::ConnectionReset.into())
@@ -284,6 +285,14 @@ impl Client {
             Outbound::Socket(socket) if ends_by_close => socket.reset_on_close(),
             Outbound::Socket(_) => {}
             Outbound::Stream(answer) => answer.reset(reason),
+        }
+    }
+
+    /// Where a stream's bytes count.
+    pub(crate) fn holder(&self) -> Option<Rc<Holder>> {
+        match &self.outbound {
+            Outbound::Socket(_) => None,
+            Outbound::Stream(answer) => Some(Rc::clone(answer.holder())),
         }
     }
 

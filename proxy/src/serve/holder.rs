@@ -2,8 +2,9 @@
 //!
 //! An HTTP/1.1 engine is not read while its client is slow, so such a stream holds one buffer. The
 //! streams of an HTTP/2 connection share one socket: what came for one must be taken to reach the
-//! next. These bytes count against the shard's memory for bodies; when that is used up, the stream
-//! that holds most is broken off, since it is the slowest for what it costs.
+//! next, and what goes to one waits for its window and for all of them. These bytes count against the
+//! shard's memory for bodies; when that is used up, the stream that holds most is broken off, since
+//! it is the slowest for what it costs.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -14,7 +15,10 @@ use super::body::Budget;
 /// What one stream holds.
 pub(crate) struct Holder {
     budget: Rc<Budget>,
-    bytes: Cell<usize>,
+    /// Came from an engine's stream, and is not with the client's side yet.
+    gathered: Cell<usize>,
+    /// Is with a client's stream, and not with its socket yet.
+    owed: Cell<usize>,
     given_up: Cell<bool>,
     waker: RefCell<Option<Waker>>,
 }
@@ -24,7 +28,8 @@ impl Budget {
     pub(crate) fn holder(self: &Rc<Self>) -> Rc<Holder> {
         let holder = Rc::new(Holder {
             budget: Rc::clone(self),
-            bytes: Cell::new(0),
+            gathered: Cell::new(0),
+            owed: Cell::new(0),
             given_up: Cell::new(false),
             waker: RefCell::new(None),
         });
@@ -34,26 +39,46 @@ impl Budget {
 }
 
 impl Holder {
-    /// Says how many bytes are held now. Over the budget the largest holder gives up, which may be
-    /// this one.
+    /// Says how many bytes are gathered now. Over the budget the largest holder gives up, which may
+    /// be this one.
     pub(crate) fn set(&self, bytes: usize) {
-        let before = self.bytes.get();
-        if bytes == before || self.given_up.get() {
-            return;
-        }
-        self.bytes.set(bytes);
-        self.budget.hold(before, bytes);
+        self.change(&self.gathered, bytes);
+    }
+
+    /// So many bytes more are owed to the client; as for [`Self::set`].
+    pub(crate) fn owe(&self, count: usize) {
+        self.change(&self.owed, self.owed.get() + count);
+    }
+
+    /// So many of the bytes owed are with the client's socket, or dropped.
+    pub(crate) fn paid(&self, count: usize) {
+        // What was given up is on no account any more.
+        self.change(&self.owed, self.owed.get().saturating_sub(count));
+    }
+
+    /// Bytes owed to the client.
+    pub(crate) fn owed(&self) -> usize {
+        self.owed.get()
     }
 
     /// Bytes held.
     pub(crate) fn bytes(&self) -> usize {
-        self.bytes.get()
+        self.gathered.get() + self.owed.get()
+    }
+
+    fn change(&self, part: &Cell<usize>, bytes: usize) {
+        let before = part.get();
+        if bytes == before || self.given_up.get() {
+            return;
+        }
+        part.set(bytes);
+        self.budget.hold(before, bytes);
     }
 
     /// Breaks the stream off.
     pub(crate) fn give_up(&self) {
         self.given_up.set(true);
-        self.budget.hold(self.bytes.take(), 0);
+        self.budget.hold(self.gathered.take() + self.owed.take(), 0);
         if let Some(waker) = self.waker.take() {
             waker.wake();
         }
@@ -80,7 +105,7 @@ impl Holder {
 
 impl Drop for Holder {
     fn drop(&mut self) {
-        self.budget.hold(self.bytes.get(), 0);
+        self.budget.hold(self.bytes(), 0);
     }
 }
 

@@ -2,6 +2,7 @@
 //! the client's window allows.
 
 use std::cell::RefCell;
+use std::rc::Rc;
 use std::task::{Context, Poll, ready};
 
 use bytes::Bytes;
@@ -9,14 +10,21 @@ use h2::server::SendResponse;
 use h2::{Reason, SendStream};
 use http::{HeaderMap, Response};
 
+use super::owed::{Owed, Tails};
+use crate::serve::holder::Holder;
 use crate::wire::trailers::map_of;
 
 /// The sending side of one stream.
-pub(crate) struct AnswerOut(RefCell<Inner>);
+pub(crate) struct AnswerOut {
+    inner: RefCell<Inner>,
+    holder: Rc<Holder>,
+    /// Where it goes when its last bytes outlive it.
+    tails: Rc<Tails>,
+}
 
 struct Inner {
-    respond: SendResponse<Bytes>,
-    stream: Option<SendStream<Bytes>>,
+    respond: SendResponse<Owed>,
+    stream: Option<SendStream<Owed>>,
     head: Option<Response<()>>,
     trailers: Option<HeaderMap>,
 }
@@ -27,33 +35,48 @@ pub(crate) struct Reset;
 
 impl AnswerOut {
     /// Nothing is answered yet.
-    pub(super) fn new(respond: SendResponse<Bytes>) -> Self {
-        Self(RefCell::new(Inner {
+    pub(super) fn new(respond: SendResponse<Owed>, holder: Rc<Holder>, tails: &Rc<Tails>) -> Self {
+        let inner = Inner {
             respond,
             stream: None,
             head: None,
             trailers: None,
-        }))
+        };
+        Self {
+            inner: RefCell::new(inner),
+            holder,
+            tails: Rc::clone(tails),
+        }
+    }
+
+    /// Where its bytes count.
+    pub(crate) fn holder(&self) -> &Rc<Holder> {
+        &self.holder
+    }
+
+    /// Bytes for [`Self::poll_send`], counted until they are with the client's socket.
+    pub(crate) fn owe(&self, bytes: Bytes) -> Owed {
+        Owed::new(bytes, &self.holder)
     }
 
     /// Keeps a head, which leaves with the first write.
     pub(crate) fn hold_head(&self, head: Response<()>) {
-        self.0.borrow_mut().head = Some(head);
+        self.inner.borrow_mut().head = Some(head);
     }
 
     /// Keeps the trailers, given as lines, that end the answer, as far as they may cross.
     pub(crate) fn hold_trailers(&self, lines: &[u8]) {
-        self.0.borrow_mut().trailers = map_of(lines);
+        self.inner.borrow_mut().trailers = map_of(lines);
     }
 
     /// Sends the head where it waits, then `rest` as the client takes it. `ends`: nothing follows.
     pub(crate) fn poll_send(
         &self,
-        rest: &mut Bytes,
+        rest: &mut Owed,
         ends: bool,
         context: &mut Context<'_>,
     ) -> Poll<Result<(), Reset>> {
-        let mut inner = self.0.borrow_mut();
+        let mut inner = self.inner.borrow_mut();
         let has_trailers = inner.trailers.is_some();
         if let Some(head) = inner.head.take() {
             let is_whole = ends && rest.is_empty() && !has_trailers;
@@ -86,16 +109,19 @@ impl AnswerOut {
             Some(trailers) if ends => inner.stream.as_mut().map(|to| to.send_trailers(trailers)),
             _ if ends && !is_ended => {
                 let stream = inner.stream.as_mut();
-                stream.map(|stream| stream.send_data(Bytes::new(), true))
+                stream.map(|stream| stream.send_data(self.owe(Bytes::new()), true))
             }
             _ => None,
         };
         Poll::Ready(ended.unwrap_or(Ok(())).map_err(|_| Reset))
     }
 
-    /// Ready when the client takes no more.
-    pub(crate) fn poll_reset(&self, context: &mut Context<'_>) -> Poll<()> {
-        let mut inner = self.0.borrow_mut();
+    /// Ready when the client takes no more, or is given up for what it holds.
+    pub(crate) fn poll_gone(&self, context: &mut Context<'_>) -> Poll<()> {
+        if self.holder.poll_given_up(context).is_ready() {
+            return Poll::Ready(());
+        }
+        let mut inner = self.inner.borrow_mut();
         match &mut inner.stream {
             Some(stream) => stream.poll_reset(context).map(drop),
             None => inner.respond.poll_reset(context).map(drop),
@@ -104,7 +130,7 @@ impl AnswerOut {
 
     /// Breaks the answer off.
     pub(crate) fn reset(&self, reason: Reason) {
-        let mut inner = self.0.borrow_mut();
+        let mut inner = self.inner.borrow_mut();
         match &mut inner.stream {
             Some(stream) => stream.send_reset(reason),
             None => inner.respond.send_reset(reason),
@@ -116,6 +142,16 @@ impl AnswerOut {
         let mut interim = Response::new(());
         *interim.status_mut() = http::StatusCode::CONTINUE;
         // A client that cannot be told has left, which the next wait shows.
-        let _ = self.0.borrow_mut().respond.send_informational(interim);
+        let _ = self.inner.borrow_mut().respond.send_informational(interim);
+    }
+}
+
+impl Drop for AnswerOut {
+    fn drop(&mut self) {
+        if self.holder.owed() > 0
+            && let Some(stream) = self.inner.get_mut().stream.take()
+        {
+            self.tails.add(stream, Rc::clone(&self.holder));
+        }
     }
 }

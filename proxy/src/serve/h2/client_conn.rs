@@ -9,7 +9,6 @@ use std::future::poll_fn;
 use std::rc::Rc;
 use std::task::{Context, Poll};
 
-use bytes::Bytes;
 use h2::server::{Connection, SendResponse};
 use h2::{Reason, RecvStream};
 use http::Request;
@@ -19,6 +18,7 @@ use super::answer::AnswerOut;
 use super::body_in::BodyIn;
 use super::count::{Allowance, Counts};
 use super::line::{Line, Pipe, Pushed, Reading};
+use super::owed::{Owed, Tails};
 use crate::clock::monotonic_ns;
 use crate::error::Error;
 use crate::serve::alarm::{Alarm, Ring};
@@ -36,7 +36,7 @@ use crate::wire::request_head::RequestHead;
 
 /// Time between two looks at a connection, nanoseconds.
 const LOOK_NS: u64 = 1_000_000_000;
-/// Bytes of one answer that wait for the client's window.
+/// Bytes of one answer that wait inside `h2`; they are counted where they are.
 const SEND_BUFFER: usize = 64 * 1024;
 
 /// A connection as its driver sees it.
@@ -46,6 +46,8 @@ struct ClientConn {
     alarm: Alarm,
     /// Requests under way.
     running: Rc<Cell<usize>>,
+    /// What is left of those that are over.
+    tails: Rc<Tails>,
     requests: Cell<u64>,
     begun_ns: u64,
     /// When the last request ended.
@@ -63,8 +65,8 @@ enum Phase {
     Ending,
 }
 
-/// A request as `h2` hands it over, and what answers it.
-type Asked = (Request<RecvStream>, SendResponse<Bytes>);
+/// A request as `h2` hands it over, what answers it, and where its answer's tail goes.
+type Asked = (Request<RecvStream>, SendResponse<Owed>, Rc<Tails>);
 
 /// Keeps the count of a connection's requests true.
 struct Running(Rc<Cell<usize>>);
@@ -91,7 +93,7 @@ pub(crate) async fn serve_client(shard: Rc<Shard>, socket: Rc<Socket>, arrived: 
         .max_local_error_reset_streams(Some(http2.resets as usize))
         .max_send_buffer_size(SEND_BUFFER);
     let head_time = std::time::Duration::from_millis(shard.config.timeouts.head_ms);
-    let handshake = builder.handshake::<_, Bytes>(Pipe(Rc::clone(&line)));
+    let handshake = builder.handshake::<_, Owed>(Pipe(Rc::clone(&line)));
     let Ok(Ok(mut connection)) = monoio::time::timeout(head_time, handshake).await else {
         return;
     };
@@ -101,6 +103,7 @@ pub(crate) async fn serve_client(shard: Rc<Shard>, socket: Rc<Socket>, arrived: 
         shard,
         line,
         running: Rc::default(),
+        tails: Rc::default(),
         requests: Cell::new(0),
         begun_ns: now_ns,
         idle_since_ns: Cell::new(now_ns),
@@ -114,11 +117,7 @@ pub(crate) async fn serve_client(shard: Rc<Shard>, socket: Rc<Socket>, arrived: 
 
 impl ClientConn {
     /// One turn: takes what came, starts requests, and hands over what is to be written.
-    fn turn(
-        &self,
-        connection: &mut Connection<Pipe, Bytes>,
-        context: &mut Context<'_>,
-    ) -> Poll<()> {
+    fn turn(&self, connection: &mut Connection<Pipe, Owed>, context: &mut Context<'_>) -> Poll<()> {
         loop {
             if self.watch(connection, context).is_ready() {
                 return Poll::Ready(());
@@ -135,6 +134,7 @@ impl ClientConn {
                     Poll::Pending => break,
                 }
             }
+            self.tails.look(context);
             if self.line.counts.is_flooded() {
                 self.end(connection);
             }
@@ -151,7 +151,7 @@ impl ClientConn {
     /// What time and the shard's phase ask for; ready when the connection is to end at once.
     fn watch(
         &self,
-        connection: &mut Connection<Pipe, Bytes>,
+        connection: &mut Connection<Pipe, Owed>,
         context: &mut Context<'_>,
     ) -> Poll<()> {
         while let Poll::Ready(ring) = self.alarm.poll(context) {
@@ -167,7 +167,7 @@ impl ClientConn {
     }
 
     /// A second has passed.
-    fn look(&self, connection: &mut Connection<Pipe, Bytes>) -> Poll<()> {
+    fn look(&self, connection: &mut Connection<Pipe, Owed>) -> Poll<()> {
         let (now_ns, config) = (monotonic_ns(), &self.shard.config);
         self.line.counts.refill();
         if self.running.get() > 0 {
@@ -194,7 +194,7 @@ impl ClientConn {
     }
 
     /// Tells the client to take further requests elsewhere (RFC 9113, section 6.8).
-    fn leave(&self, connection: &mut Connection<Pipe, Bytes>) {
+    fn leave(&self, connection: &mut Connection<Pipe, Owed>) {
         if self.phase.get() == Phase::Open {
             self.phase.set(Phase::Leaving);
             connection.graceful_shutdown();
@@ -202,7 +202,7 @@ impl ClientConn {
     }
 
     /// Ends a connection whose client does too much for nothing.
-    fn end(&self, connection: &mut Connection<Pipe, Bytes>) {
+    fn end(&self, connection: &mut Connection<Pipe, Owed>) {
         if self.phase.get() < Phase::Ending {
             self.phase.set(Phase::Ending);
             self.shard.metrics.floods.increment();
@@ -210,7 +210,7 @@ impl ClientConn {
         }
     }
 
-    fn start(&self, request: Request<RecvStream>, respond: SendResponse<Bytes>) {
+    fn start(&self, request: Request<RecvStream>, respond: SendResponse<Owed>) {
         self.requests.set(self.requests.get() + 1);
         if self.requests.get() >= self.shard.config.http2.client_requests {
             // The next look tells it.
@@ -220,7 +220,7 @@ impl ClientConn {
         let running = Running(Rc::clone(&self.running));
         let story = story(
             Rc::clone(&self.shard),
-            Box::new((request, respond)),
+            Box::new((request, respond, Rc::clone(&self.tails))),
             running,
         );
         monoio::spawn(guarded(Rc::clone(&self.shard), story));
@@ -238,7 +238,7 @@ async fn story(shard: Rc<Shard>, asked: Box<Asked>, _running: Running) {
 /// the text it was read from.
 fn begin(
     shard: &Rc<Shard>,
-    (request, respond): Asked,
+    (request, respond, tails): Asked,
 ) -> (Client, Result<RequestHead, HeadError>, Vec<u8>) {
     let (parts, receive) = request.into_parts();
     let is_empty = receive.is_end_stream();
@@ -255,7 +255,7 @@ fn begin(
     });
     let mut client = Client::of_stream(
         BodyIn::new(receive),
-        Rc::new(AnswerOut::new(respond)),
+        Rc::new(AnswerOut::new(respond, shard.budget.holder(), &tails)),
         &shard.alarms,
     );
     client.body_ms = shard.config.timeouts.body_ms;

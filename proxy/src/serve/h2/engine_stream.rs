@@ -138,7 +138,8 @@ pub(crate) async fn exchange(
                     gathered: Vec::new(),
                     lent: 0,
                     end: None,
-                    holder: shard.budget.holder(),
+                    // A client's stream and its engine's are one in what they hold.
+                    holder: client.holder().unwrap_or_else(|| shard.budget.holder()),
                     slot,
                 };
                 return Ok((answer, reply));
@@ -260,6 +261,13 @@ impl Reply {
             Ok(trailers) => End::Whole(trailers.as_ref().map(lines_of).unwrap_or_default()),
             Err(error) => End::Failed(failed(&error)),
         })
+    }
+}
+
+impl Drop for Reply {
+    fn drop(&mut self) {
+        // Its holder may go on to another attempt.
+        self.holder.set(0);
     }
 }
 

@@ -3,7 +3,7 @@
 //! [`line`] moves a connection's bytes, [`count`] what a peer may do for nothing. Towards engines
 //! `engine_conn` is a connection, `engine_pool` all of them, `engine_stream` one request on one of
 //! them. Towards clients `client_conn` is a connection, `body_in` and `answer` are the two sides of a
-//! stream.
+//! stream, and `owed` counts what waits inside `h2`.
 //!
 //! Windows: `h2` gives a stream's window and its connection's back by one call, when bytes went to
 //! the client. A client that does not read therefore keeps its stream's window from the connection
@@ -18,6 +18,7 @@ mod engine_conn;
 mod engine_pool;
 mod engine_stream;
 mod line;
+mod owed;
 mod waiters;
 
 pub(crate) use answer::AnswerOut;
