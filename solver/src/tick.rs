@@ -13,6 +13,7 @@ mod inputs;
 mod looks;
 mod misfit;
 mod orders;
+mod sockets;
 mod state;
 mod step;
 mod trips;
@@ -27,7 +28,7 @@ pub use looks::{Looks, Offered};
 pub use misfit::{Measure, Misfit};
 pub use orders::Orders;
 pub use state::{Counters, TickState};
-pub use witness::{Answers, Arrivals, RoundTrips, Service, Witness};
+pub use witness::{Answers, Arrivals, RoundTrips, Sent, Service, Witness};
 
 use pointsman_shm::policy::{Mode, Policy};
 
@@ -204,7 +205,8 @@ fn learn(
     inputs: &Inputs,
 ) -> Vec<Corrected> {
     state.trips.absorb(inputs);
-    world.measured(topology, &state.trips);
+    state.sockets.absorb(inputs);
+    world.measured(topology, &state.trips, &state.sockets);
     let mut memory = std::mem::take(&mut state.correction);
     memory.absorb(topology, state, world, inputs);
     let corrected = memory.corrected(topology);

@@ -15,7 +15,7 @@ use pointsman_solver::history::keeper::{Came, Described, Keeper};
 use pointsman_solver::history::{Bounds, folder};
 use pointsman_solver::metrics::{self, Metrics};
 use pointsman_solver::model::topology::{ClassId, EngineId, FrontendId, Topology};
-use pointsman_solver::tick::{Inputs, RoundTrips, Service, TickState};
+use pointsman_solver::tick::{Inputs, RoundTrips, Sent, Service, TickState};
 
 const WATCHDOG: Duration = Duration::from_secs(60);
 /// Distances of the two frontends, milliseconds; the topology says that the second is 45 ms away.
@@ -110,6 +110,13 @@ fn record(state_dir: &Path, measured: bool) {
                 .witness
                 .served
                 .insert((frontend, ClassId(0), engine), seen);
+            // The socket takes all of a prompt at once.
+            let sent = Sent {
+                attempts: seen.attempts,
+                opened: (0, 0),
+                uploads: (seen.attempts, 60 * seen.attempts),
+            };
+            inputs.witness.sent.insert((frontend, engine), sent);
             // A connection is opened now and then.
             if measured && tick % 7 == f as u64 {
                 let trips = RoundTrips {

@@ -13,7 +13,7 @@ use pointsman_shm::signals::{self, EngineCounters, PairCounters, SignalsReader, 
 use pointsman_shm::{Error, boottime_ns};
 
 use crate::metrics::{self, Metrics};
-use crate::tick::{Answers, RoundTrips, Service};
+use crate::tick::{Answers, RoundTrips, Sent, Service};
 
 /// Most pages read of one frontend; more processes than any host runs.
 const MAX_PAGES: usize = 1_024;
@@ -47,6 +47,8 @@ pub struct Delta {
     pub served: BTreeMap<(PairNumber, Generation), Service>,
     /// Round trips that were measured to engines.
     pub trips: BTreeMap<(EngineSlot, Generation), RoundTrips>,
+    /// How requests were sent to engines.
+    pub sent: BTreeMap<(EngineSlot, Generation), Sent>,
     /// Attempts started and requests shed.
     pub handled: u64,
     /// A page that stood before could not be read, or its counters fell: its part is missing here.
@@ -256,6 +258,15 @@ fn add(delta: &mut Delta, now: &Snapshot, earlier: Option<&Snapshot>) {
             let trips = delta.trips.entry((*slot, counters.generation)).or_default();
             trips.count = trips.count.saturating_add(since.rtt.count);
             trips.sum_us = trips.sum_us.saturating_add(since.rtt.sum_us);
+        }
+        let sent = Sent {
+            attempts: since.started,
+            opened: (since.connect.count, since.connect.sum_us),
+            uploads: (since.upload.count, since.upload.sum_us),
+        };
+        if sent != Sent::default() {
+            let sum = delta.sent.entry((*slot, counters.generation));
+            sum.or_default().add(&sent);
         }
     }
     for (number, counters) in &now.pairs {

@@ -2,10 +2,10 @@
 //!
 //! One sample is an engine over a window of time: all requests it got from all frontends are its
 //! load, and the times that frontends measured are its latency once the network is taken off, so
-//! that a frontend far away tells the same as one near. What is taken off is what the solver charges
-//! for distance: a round trip and the further rounds of an upload. Times are measured from a
-//! request sent on an open connection, so handshakes are not in them. Round trips are those that
-//! were measured, else the topology's.
+//! that a frontend far away tells the same as one near. What is taken off is a round trip and the
+//! further rounds of an upload, less what sending was measured to take: times begin when the last
+//! of a request is in the socket of an open connection, so that handshakes and what was sent until
+//! then are not in them. Round trips are those that were measured, else the topology's.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -14,7 +14,7 @@ use super::read::MOST_SAMPLES;
 use super::sample::Sample;
 use crate::error::Error;
 use crate::history::read::{self, Item, Walk};
-use crate::model::network::network_ms;
+use crate::model::network::Measured;
 use crate::model::topology::{EngineId, FrontendId, Topology};
 use crate::tick::{Inputs, Service};
 
@@ -49,6 +49,8 @@ struct Part {
     closed: Vec<Closed>,
     /// Means of the looks at each round trip, milliseconds.
     trips: BTreeMap<(FrontendId, EngineId), Vec<f64>>,
+    /// Requests sent, and the sum of what sending took, microseconds.
+    uploads: BTreeMap<(FrontendId, EngineId), (u64, u64)>,
 }
 
 /// Samples of windows of `window_s`, of the times that `frontend` measured, or all did.
@@ -112,6 +114,7 @@ impl Part {
             open: BTreeMap::new(),
             closed: Vec::new(),
             trips: BTreeMap::new(),
+            uploads: BTreeMap::new(),
         }
     }
 
@@ -121,6 +124,11 @@ impl Part {
                 let mean_ms = trips.sum_us as f64 / 1e3 / trips.count as f64;
                 self.trips.entry(*key).or_default().push(mean_ms);
             }
+        }
+        for (key, sent) in &inputs.witness.sent {
+            let sum = self.uploads.entry(*key).or_default();
+            sum.0 = sum.0.saturating_add(sent.uploads.0);
+            sum.1 = sum.1.saturating_add(sent.uploads.1);
         }
         let mut lengths_s: BTreeMap<EngineId, f64> = BTreeMap::new();
         for ((frontend, class, engine), service) in &inputs.witness.served {
@@ -238,8 +246,15 @@ impl Part {
         let told = service.answers.0.saturating_sub(service.answers.1).max(1);
         let prompt_tokens = service.prompt_tokens.0 as f64 / told as f64;
         let bytes = prompt_tokens * self.topology.settings.bytes_per_token.value();
-        let protocol = self.topology.engines[engine.0].protocol;
-        network_ms(rtt_ms.unwrap_or(0.0), bytes, 0.0, protocol)
+        let sent = self
+            .uploads
+            .get(&(frontend, engine))
+            .filter(|sent| sent.0 > 0);
+        let measured = Measured {
+            upload_ms: sent.map(|(count, sum_us)| *sum_us as f64 / 1e3 / *count as f64),
+            ..Measured::default()
+        };
+        measured.in_first_token_ms(rtt_ms.unwrap_or(0.0), bytes)
     }
 }
 

@@ -135,6 +135,9 @@ fn served(
         if let Some(trips) = slot.and_then(|slot| delta.trips.get(&slot)) {
             witness.trips.insert((frontend, id), *trips);
         }
+        if let Some(sent) = slot.and_then(|slot| delta.sent.get(&slot)) {
+            witness.sent.insert((frontend, id), *sent);
+        }
     }
 }
 

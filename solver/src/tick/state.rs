@@ -7,7 +7,7 @@ use xxhash_rust::xxh3::xxh3_64;
 use super::blocks;
 use super::forecast::Forecast;
 use super::gates::{self, Held, Memory};
-use super::{correction, trips};
+use super::{correction, sockets, trips};
 use crate::model::optimise::Warm;
 use crate::model::registry::Registry;
 use crate::model::topology::{FrontendId, Topology};
@@ -29,6 +29,8 @@ pub struct TickState {
     pub(super) correction: correction::Memory,
     /// Round trips as measured.
     pub(super) trips: trips::Memory,
+    /// What opening connections and sending requests took.
+    pub(super) sockets: sockets::Memory,
     /// When weights were last set moving, by the monotonic clock.
     pub(super) moving_ns: Option<u64>,
     /// What is believed of load by block of the key space.
@@ -74,6 +76,7 @@ impl TickState {
             forecast: Forecast::default(),
             correction: correction::Memory::default(),
             trips: trips::Memory::default(),
+            sockets: sockets::Memory::default(),
             moving_ns: None,
             blocks: blocks::Memory::default(),
             warm: None,
@@ -135,6 +138,7 @@ impl TickState {
             forecast: self.forecast.carry(old, new),
             correction: self.correction.carry(old, new),
             trips: self.trips.carry(old, new),
+            sockets: self.sockets.carry(old, new),
             // By numbers of the old topology.
             warm: None,
             ..self.clone()

@@ -26,48 +26,76 @@ const MOST_MS: f64 = 60_000.0;
 /// Looks by frontend and engine.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(super) struct Memory {
-    pairs: BTreeMap<(FrontendId, EngineId), VecDeque<(u64, f64)>>,
+    pairs: BTreeMap<(FrontendId, EngineId), Looks>,
+}
+
+/// What was seen in the window, and when.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub(super) struct Looks(VecDeque<(u64, f64)>);
+
+impl Looks {
+    /// Takes in a look, if the last one is not too near.
+    pub(super) fn push(&mut self, now_ns: u64, value: f64) {
+        let apart_ns = WINDOW_NS / MOST_LOOKS as u64;
+        let is_due = |(at, _): &(u64, f64)| now_ns.saturating_sub(*at) >= apart_ns;
+        if self.0.back().is_none_or(is_due) {
+            self.0.push_back((now_ns, value));
+        }
+    }
+
+    /// Forgets what is out of the window; whether anything is left.
+    pub(super) fn forget(&mut self, now_ns: u64) -> bool {
+        let old = |(at, _): &(u64, f64)| now_ns.saturating_sub(*at) > WINDOW_NS;
+        while self.0.len() > MOST_LOOKS || self.0.front().is_some_and(old) {
+            self.0.pop_front();
+        }
+        !self.0.is_empty()
+    }
+
+    /// The median; `None` where there are too few looks.
+    pub(super) fn median(&self) -> Option<f64> {
+        let (first, last) = (self.0.front()?.0, self.0.back()?.0);
+        if self.0.len() < LEAST_LOOKS || last - first < LEAST_NS {
+            return None;
+        }
+        let mut values: Vec<f64> = self.0.iter().map(|(_, value)| *value).collect();
+        values.sort_by(f64::total_cmp);
+        Some(values[(values.len() - 1) / 2])
+    }
 }
 
 impl Memory {
     /// Takes in what was measured since the last pass.
     pub(super) fn absorb(&mut self, inputs: &Inputs) {
-        for (key, trips) in &inputs.witness.trips {
-            let mean_ms = trips.sum_us as f64 / 1e3 / trips.count as f64;
-            if trips.count == 0 || !(0.0..=MOST_MS).contains(&mean_ms) {
-                continue;
-            }
-            let looks = self.pairs.entry(*key).or_default();
-            let apart_ns = WINDOW_NS / MOST_LOOKS as u64;
-            let is_due = |(at, _): &(u64, f64)| inputs.now_ns.saturating_sub(*at) >= apart_ns;
-            if looks.back().is_none_or(is_due) {
-                looks.push_back((inputs.now_ns, mean_ms));
-            }
-        }
-        self.pairs.retain(|_, looks| {
-            let old = |(at, _): &(u64, f64)| inputs.now_ns.saturating_sub(*at) > WINDOW_NS;
-            while looks.len() > MOST_LOOKS || looks.front().is_some_and(old) {
-                looks.pop_front();
-            }
-            !looks.is_empty()
-        });
+        let trips = inputs.witness.trips.iter();
+        let counted = trips.map(|(key, trips)| (*key, (trips.count, trips.sum_us)));
+        self.absorb_sums(inputs.now_ns, counted);
     }
 
-    /// The round trip as measured, milliseconds; `None` where too little was.
-    pub(super) fn rtt_ms(&self, frontend: FrontendId, engine: EngineId) -> Option<f64> {
-        let looks = self.pairs.get(&(frontend, engine))?;
-        let (first, last) = (looks.front()?.0, looks.back()?.0);
-        if looks.len() < LEAST_LOOKS || last - first < LEAST_NS {
-            return None;
+    /// Takes in counts and sums, microseconds, of any time between frontends and engines.
+    pub(super) fn absorb_sums(
+        &mut self,
+        now_ns: u64,
+        counted: impl Iterator<Item = ((FrontendId, EngineId), (u64, u64))>,
+    ) {
+        for (key, (count, sum_us)) in counted {
+            let mean_ms = sum_us as f64 / 1e3 / count as f64;
+            if count == 0 || !(0.0..=MOST_MS).contains(&mean_ms) {
+                continue;
+            }
+            self.pairs.entry(key).or_default().push(now_ns, mean_ms);
         }
-        let mut times: Vec<f64> = looks.iter().map(|(_, ms)| *ms).collect();
-        times.sort_by(f64::total_cmp);
-        Some(times[(times.len() - 1) / 2])
+        self.pairs.retain(|_, looks| looks.forget(now_ns));
+    }
+
+    /// The median as measured, milliseconds; `None` where too little was.
+    pub(super) fn median_ms(&self, frontend: FrontendId, engine: EngineId) -> Option<f64> {
+        self.pairs.get(&(frontend, engine))?.median()
     }
 
     /// What is remembered for another topology.
     pub(super) fn carry(&self, old: &Topology, new: &Topology) -> Self {
-        let moved = |(key, looks): (&(FrontendId, EngineId), &VecDeque<(u64, f64)>)| {
+        let moved = |(key, looks): (&(FrontendId, EngineId), &Looks)| {
             let frontend = &old.frontends.get(key.0.0)?.name;
             let engine = old.engines.get(key.1.0)?;
             let frontend = new.frontends.iter().position(|f| f.name == *frontend)?;
@@ -102,7 +130,7 @@ mod tests {
         };
         inputs.witness.trips.insert(KEY, trips);
         memory.absorb(&inputs);
-        memory.rtt_ms(KEY.0, KEY.1)
+        memory.median_ms(KEY.0, KEY.1)
     }
 
     #[test]
@@ -134,7 +162,7 @@ mod tests {
         for second in 181..2_000 {
             at(&mut memory, second, 30.0);
         }
-        assert!(memory.pairs[&KEY].len() <= MOST_LOOKS);
+        assert!(memory.pairs[&KEY].0.len() <= MOST_LOOKS);
         assert_eq!(at(&mut memory, 9_000, 1e9), None);
         assert!(memory.pairs.is_empty());
     }

@@ -21,6 +21,8 @@ pub struct Witness {
     pub served: BTreeMap<(FrontendId, ClassId, EngineId), Service>,
     /// Round trips that were measured between frontends and engines.
     pub trips: BTreeMap<(FrontendId, EngineId), RoundTrips>,
+    /// How requests were sent from frontends to engines; one without an entry got none.
+    pub sent: BTreeMap<(FrontendId, EngineId), Sent>,
 }
 
 /// How an engine served one class of one frontend: counts, and sums as the frontend saw them, the
@@ -50,6 +52,29 @@ pub struct RoundTrips {
     pub count: u64,
     /// Their sum, microseconds.
     pub sum_us: u64,
+}
+
+/// How one frontend's requests were sent to an engine: counts, and sums in microseconds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Sent {
+    /// Attempts started.
+    pub attempts: u64,
+    /// Connections opened, and the sum of what opening took, handshakes included.
+    pub opened: (u64, u64),
+    /// Requests sent, and the sum of what sending took.
+    pub uploads: (u64, u64),
+}
+
+impl Sent {
+    /// Adds what another proxy process counted.
+    pub fn add(&mut self, more: &Self) {
+        let pair = |sum: &mut (u64, u64), more: (u64, u64)| {
+            *sum = (sum.0.saturating_add(more.0), sum.1.saturating_add(more.1));
+        };
+        self.attempts = self.attempts.saturating_add(more.attempts);
+        pair(&mut self.opened, more.opened);
+        pair(&mut self.uploads, more.uploads);
+    }
 }
 
 /// How one engine answered.

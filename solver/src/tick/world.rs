@@ -11,9 +11,9 @@ use super::forecast::Forecast;
 use super::inputs::{EngineSample, Health, Inputs};
 use super::orders::Orders;
 use super::state::TickState;
-use super::trips;
+use super::{sockets, trips};
 use crate::model::capacity::ready_share;
-use crate::model::network::network_ms;
+use crate::model::network::{Measured, further_rounds};
 use crate::model::optimise::Solution;
 use crate::model::problem::{DemandNow, EngineNow, Now, Problem};
 use crate::model::topology::{ClassId, EngineId, FrontendId, Mix, TokenMix, Topology};
@@ -38,8 +38,8 @@ pub(super) struct World {
     previous: Vec<Option<Vec<f64>>>,
     /// By engine: safe over hard capacity.
     safe: Vec<f64>,
-    /// By frontend then engine: round trips where they were measured, milliseconds.
-    rtt_ms: Vec<Option<f64>>,
+    /// By frontend then engine: the way there, where it was measured.
+    ways: Vec<Measured>,
 }
 
 impl World {
@@ -66,7 +66,7 @@ impl World {
             classes: topology.classes.len(),
             previous,
             safe: vec![topology.settings.headroom.value(); topology.engines.len()],
-            rtt_ms: vec![None; topology.frontends.len() * topology.engines.len()],
+            ways: vec![Measured::default(); topology.frontends.len() * topology.engines.len()],
         }
     }
 
@@ -103,7 +103,7 @@ impl World {
         frontend: FrontendId,
         engine: EngineId,
     ) -> f64 {
-        let measured = self.rtt_ms[frontend.0 * topology.engines.len() + engine.0];
+        let measured = self.ways[frontend.0 * topology.engines.len() + engine.0].rtt_ms;
         let described = || topology.rtt_ms(frontend, engine).unwrap_or(0.0);
         measured.unwrap_or_else(described)
     }
@@ -130,12 +130,46 @@ impl World {
     }
 
     /// Takes distances as measured.
-    pub(super) fn measured(&mut self, topology: &Topology, trips: &trips::Memory) {
+    pub(super) fn measured(
+        &mut self,
+        topology: &Topology,
+        trips: &trips::Memory,
+        sockets: &sockets::Memory,
+    ) {
         for frontend in topology.frontend_ids() {
+            let opened_share = sockets.opened_share(frontend);
             for engine in topology.engine_ids() {
                 let at = frontend.0 * topology.engines.len() + engine.0;
-                self.rtt_ms[at] = trips.rtt_ms(frontend, engine);
+                self.ways[at] = Measured {
+                    rtt_ms: trips.median_ms(frontend, engine),
+                    connect_ms: sockets.connect_ms(frontend, engine),
+                    opened_share,
+                    upload_ms: sockets.upload_ms(frontend, engine),
+                    mean_rounds: 0.0,
+                };
             }
+        }
+        self.mean_rounds(topology);
+    }
+
+    /// Further rounds of a mean request at the weights that stand, where sending was measured.
+    fn mean_rounds(&mut self, topology: &Topology) {
+        if self.ways.iter().all(|way| way.upload_ms.is_none()) {
+            return;
+        }
+        let mut sums = vec![(0.0, 0.0); self.ways.len()];
+        for (s, (demand, weights)) in self.demand.iter().zip(&self.previous).enumerate() {
+            let (frontend, class) = (s / self.classes, &topology.classes[s % self.classes]);
+            let rps: f64 = demand.by_priority_rps.iter().sum();
+            let rounds = f64::from(further_rounds(body_bytes(topology, demand)));
+            for (pair, weight) in class.eligible.iter().zip(weights.iter().flatten()) {
+                let sum = &mut sums[frontend * topology.engines.len() + pair.engine.0];
+                sum.0 += rps * weight;
+                sum.1 += rps * weight * rounds;
+            }
+        }
+        for (way, (rps, rounds)) in self.ways.iter_mut().zip(sums) {
+            way.mean_rounds = if rps > 0.0 { rounds / rps } else { 0.0 };
         }
     }
 
@@ -184,19 +218,17 @@ impl World {
 
     /// Distances as measured in the place of those described.
     fn measure_distances(&self, topology: &Topology, problem: &mut Problem) {
-        let settings = &topology.settings;
+        let share = topology.settings.handshake_share.value();
         for source in &mut problem.sources {
             let at = source.frontend.0 * topology.classes.len() + source.class.0;
-            let prompt = self.demand[at].mix.prompt_tokens.value();
+            let bytes = body_bytes(topology, &self.demand[at]);
             for arc in &mut source.arcs {
                 let at = source.frontend.0 * topology.engines.len() + arc.engine.0;
-                if let Some(rtt_ms) = self.rtt_ms[at] {
-                    arc.network_ms = network_ms(
-                        rtt_ms,
-                        prompt * settings.bytes_per_token.value(),
-                        settings.handshake_share.value(),
-                        topology.engines[arc.engine.0].protocol,
-                    );
+                let way = &self.ways[at];
+                if *way != Measured::default() {
+                    let rtt_ms = topology.rtt_ms(source.frontend, arc.engine).unwrap_or(0.0);
+                    let protocol = topology.engines[arc.engine.0].protocol;
+                    arc.network_ms = way.network_ms(rtt_ms, bytes, share, protocol);
                 }
             }
         }
@@ -219,6 +251,11 @@ impl World {
             }
         }
     }
+}
+
+/// Bytes of a mean request.
+fn body_bytes(topology: &Topology, demand: &DemandNow) -> f64 {
+    demand.mix.prompt_tokens.value() * topology.settings.bytes_per_token.value()
 }
 
 fn engines(topology: &Topology, inputs: &Inputs) -> Vec<EngineNow> {

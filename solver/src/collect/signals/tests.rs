@@ -116,6 +116,9 @@ fn tokens_in_flight_and_adopted_versions_are_told() {
     pair.tbot_us(900_000, 30);
     engine.rtt_us(2_500);
     engine.rtt_us(3_500);
+    engine.connect_us(4_000);
+    engine.upload_us(700);
+    engine.upload_us(900);
     let delta = pages.look(&metrics);
     let service = Service {
         length_s: 0.0,
@@ -132,6 +135,12 @@ fn tokens_in_flight_and_adopted_versions_are_told() {
         sum_us: 6_000,
     };
     assert_eq!(delta.trips.get(&(EngineSlot(2), GENERATION)), Some(&trips));
+    let sent = Sent {
+        attempts: 3,
+        opened: (1, 4_000),
+        uploads: (2, 1_600),
+    };
+    assert_eq!(delta.sent.get(&(EngineSlot(2), GENERATION)), Some(&sent));
     assert_eq!(delta.adopted_version, Some(11));
     assert_eq!(delta.in_flight.get(&(EngineSlot(2), GENERATION)), Some(&2));
     let expected = Tokens {
