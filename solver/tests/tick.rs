@@ -2,6 +2,7 @@
 
 use pointsman_shm::id::EngineSlot;
 use pointsman_shm::policy::{PlannedState, Policy};
+use pointsman_solver::model::explain::Ground;
 use pointsman_solver::model::topology::{ClassId, EngineId, FrontendId, Topology};
 use pointsman_solver::model::units::{NonNegative, Share};
 use pointsman_solver::tick::{
@@ -463,4 +464,53 @@ fn e22_weights_settle_and_a_small_near_engine_is_held_below_its_knee() {
             variance.sqrt()
         );
     }
+}
+
+#[test]
+fn cached_tokens_are_no_work_where_the_mix_is_measured() {
+    let measured = |t: String| t.replacen("[solver]\n", "[solver]\ntoken_mix = \"measured\"\n", 1);
+    let topology = topology(measured);
+    let demand = [90.0, 120.0, 40.0];
+    let tokens = |inputs: &mut Inputs, cached: f64| {
+        for sample in &mut inputs.demand {
+            sample.prompt_tokens = NonNegative::new(500.0);
+            sample.output_tokens = NonNegative::new(100.0);
+            sample.cached_tokens = NonNegative::new(cached);
+        }
+    };
+    let plan = |cached: f64| {
+        let mut inputs = inputs(&topology, 1, demand);
+        tokens(&mut inputs, cached);
+        let mut state = TickState::new(&topology, 7);
+        tick(&topology, &mut state, &inputs).ground.expect("a plan")
+    };
+    let near = |got: f64, expected: f64| assert!((got - expected).abs() < 1e-9, "{got}");
+    // An output token is worth ten of the prompt: 150 of these are 10 ms of an engine.
+    let (cold, warm, all) = (plan(0.0), plan(400.0), plan(500.0));
+    let way = |ground: &Ground| ground.problem.sources[1].arcs[1];
+    near(way(&cold).seconds, 0.01);
+    near(way(&warm).seconds, 0.01 * 110.0 / 150.0);
+    // The last token of a prompt is computed even where all of it is cached.
+    near(way(&all).seconds, 0.01 * 100.1 / 150.0);
+    // B has room for 136 such requests instead of 100, and for all of its 120 then.
+    near(cold.solution.shares[1][1], 100.0 / 120.0);
+    near(warm.solution.shares[1][1], 1.0);
+    near(warm.solution.utilisation[1], 1.2 * 110.0 / 150.0);
+    // They travel and hold memory like any other, and a move loses them.
+    let rest = |ground: &Ground| (way(ground).network_ms, way(ground).kv_token_s);
+    assert_eq!(rest(&cold), rest(&warm));
+    assert_eq!(
+        cold.problem.sources[1].movement_ms,
+        warm.problem.sources[1].movement_ms
+    );
+    // With the described mix nothing that is measured of tokens counts.
+    let topology = self::topology(|t| t);
+    let mut inputs = inputs(&topology, 1, demand);
+    tokens(&mut inputs, 400.0);
+    let mut state = TickState::new(&topology, 7);
+    let described = tick(&topology, &mut state, &inputs);
+    near(
+        described.ground.expect("a plan").problem.sources[1].arcs[1].seconds,
+        0.01,
+    );
 }

@@ -86,7 +86,7 @@ impl World {
         for frontend in topology.frontend_ids() {
             let demand = &self.demand[frontend.0 * topology.classes.len() + class.0];
             let rps: f64 = demand.by_priority_rps.iter().sum();
-            sum += rps * demand.mix.engine_seconds(capacity);
+            sum += rps * demand.work_mix().engine_seconds(capacity);
             all += rps;
         }
         if all > 0.0 {
@@ -180,10 +180,11 @@ impl World {
             for (id, class) in topology.class_ids().zip(&topology.classes) {
                 let at = frontend.0 * topology.classes.len() + id.0;
                 let rps: f64 = self.demand[at].by_priority_rps.iter().sum();
+                let work = self.demand[at].work_mix();
                 let weights = self.previous[at].iter().flatten();
                 for (pair, weight) in class.eligible.iter().zip(weights) {
                     let capacity = &topology.engines[pair.engine.0].capacity;
-                    let load = rps * weight * self.demand[at].mix.engine_seconds(capacity);
+                    let load = rps * weight * work.engine_seconds(capacity);
                     if load > 0.0 {
                         loads[pair.engine.0].push(((frontend, id), load));
                     }
@@ -420,6 +421,7 @@ fn demand(topology: &Topology, inputs: &Inputs) -> Vec<DemandNow> {
         .map(|(_, mix)| DemandNow {
             by_priority_rps: vec![0.0; priorities],
             mix,
+            cached_tokens: 0.0,
         })
         .collect();
     for sample in &inputs.demand {
@@ -450,6 +452,9 @@ fn demand(topology: &Topology, inputs: &Inputs) -> Vec<DemandNow> {
                     prompt_tokens,
                     output_tokens,
                 };
+                // Nothing is known of caches where the mix is the described one.
+                let cached = sample.cached_tokens.map_or(0.0, |t| t.value());
+                now.cached_tokens += (cached - now.cached_tokens) * part;
             }
         }
     }
