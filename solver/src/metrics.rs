@@ -66,6 +66,8 @@ metrics! {
         "Policies published, by the reason that justified them."
     PUBLICATION_FAILURES Counter "publication_failures_total" ["frontend", "file"]
         "Publications that failed, by file: policy, engines, disk."
+    PUBLICATIONS_REFUSED Counter "publications_refused_total" ["frontend", "rule"]
+        "Policies not published because they break a rule, by the field that breaks it."
     POLICY_VERSION Gauge "policy_version" ["frontend"] "Version of the published policy."
     POLICY_AGE Gauge "policy_age_seconds" ["frontend"]
         "Time since the policy was published or last confirmed by a heartbeat."

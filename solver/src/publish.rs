@@ -25,6 +25,8 @@ pub struct PolicyPublisher {
     writer: Writer,
     state_dir: PathBuf,
     disk_fails: bool,
+    /// Why the last publication failed, if it did: said once.
+    failed: Option<String>,
     metrics: Arc<Metrics>,
 }
 
@@ -59,6 +61,7 @@ pub fn open(
         writer: writer(Kind::Policy)?,
         state_dir: state_dir.join(frontend),
         disk_fails: false,
+        failed: None,
         metrics: metrics.clone(),
     };
     let engines = EnginesPublisher {
@@ -105,14 +108,8 @@ impl PolicyPublisher {
             paced(|| self.writer.publish(stamp, &payload))?;
             Ok(payload)
         });
-        let payload = written.inspect_err(|error| {
-            self.metrics.add(
-                &metrics::PUBLICATION_FAILURES,
-                &[&self.frontend, "policy"],
-                1.0,
-            );
-            tracing::error!(frontend = %self.frontend, %error, "policy not published");
-        })?;
+        let payload = written.inspect_err(|error| self.fail(error))?;
+        self.failed = None;
         self.confirm();
         let labels = [self.frontend.as_str(), reason.name()];
         self.metrics.add(&metrics::PUBLICATIONS, &labels, 1.0);
@@ -136,6 +133,25 @@ impl PolicyPublisher {
     /// The standing version was confirmed with fresh signals.
     pub fn confirm(&self) {
         self.writer.heartbeat(boottime_ns());
+    }
+
+    /// Counts a publication that failed, by the rule that it breaks if that is why. The next pass
+    /// tries again: what is still the same is not said again.
+    fn fail(&mut self, error: &RegionError) {
+        let labels = [self.frontend.as_str(), "policy"];
+        self.metrics
+            .add(&metrics::PUBLICATION_FAILURES, &labels, 1.0);
+        let rule = broken_rule(error);
+        if let Some(rule) = rule {
+            let labels = [self.frontend.as_str(), rule];
+            self.metrics
+                .add(&metrics::PUBLICATIONS_REFUSED, &labels, 1.0);
+        }
+        let why = error.to_string();
+        if self.failed.as_ref() != Some(&why) {
+            tracing::error!(frontend = %self.frontend, %error, rule, "policy not published");
+        }
+        self.failed = Some(why);
     }
 
     fn copy(&mut self, stamp: Stamp, payload: &[u8]) {
@@ -182,6 +198,16 @@ impl EnginesPublisher {
         })?;
         self.writer.heartbeat(boottime_ns());
         Ok(())
+    }
+}
+
+/// The field by which a policy breaks a rule of the contract; `None` where it breaks none. Fields
+/// are few: their names can be labels.
+fn broken_rule(error: &RegionError) -> Option<&str> {
+    match error {
+        RegionError::Invalid { place, .. } => place.rsplit(", ").next(),
+        RegionError::NotRising { .. } => Some("version"),
+        _ => None,
     }
 }
 
@@ -313,6 +339,12 @@ mod tests {
         let failures =
             [&metrics::PUBLICATION_FAILURES].map(|m| folders.metrics.value(m, &["A", "policy"]));
         assert_eq!(failures, [Some(4.0)]);
+        for rule in ["eligible", "table", "engine", "addresses"] {
+            let refused = folders
+                .metrics
+                .value(&metrics::PUBLICATIONS_REFUSED, &["A", rule]);
+            assert_eq!(refused, Some(1.0), "{rule}");
+        }
         // The version that was refused is still free.
         publisher.publish(&broken(|_| ()), Reason::Age).unwrap();
     }

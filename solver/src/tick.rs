@@ -314,7 +314,8 @@ fn candidates(
         let standing = &state.standing[frontend.0];
         let described = topology.frontends[frontend.0].hosts;
         let heading = Heading {
-            version: standing.version + 1,
+            // At the last version there is no next one: publishing says so.
+            version: standing.version.saturating_add(1),
             epoch: state.epoch,
             unix_ms: inputs.unix_ms,
             hosts: inputs

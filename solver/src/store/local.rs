@@ -53,7 +53,9 @@ impl Standing {
     fn take_in(&mut self, frontend: &str, place: &str, stamp: Stamp, payload: &[u8]) {
         self.version = self.version.max(stamp.version);
         self.epoch = self.epoch.max(stamp.epoch);
-        match Policy::decode(payload) {
+        // What proxies would refuse is nothing to build on: only its number counts.
+        let sound = |policy: Policy| policy.validate().map(|()| policy);
+        match Policy::decode(payload).and_then(sound) {
             Ok(policy) if policy.frontend == frontend => {
                 if self
                     .policy
