@@ -6,11 +6,14 @@
 //! few cores says something about the subject and not about the instrument.
 
 pub mod alarm;
+pub mod bare;
 pub mod batching;
 pub mod engine;
 pub mod h1;
+pub mod h2;
 pub mod load;
 pub mod profile;
+pub mod relay;
 #[cfg(target_arch = "x86_64")]
 pub mod select;
 pub mod solve;

@@ -6,7 +6,7 @@ use anyhow::Context;
 use clap::{Parser, Subcommand};
 #[cfg(target_arch = "x86_64")]
 use pointsman_bench::select;
-use pointsman_bench::{engine, load, profile, solve, world};
+use pointsman_bench::{bare, engine, load, profile, relay, solve, world};
 
 /// Mock engines, load clients and a local world for Pointsman.
 #[derive(Parser)]
@@ -18,12 +18,18 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Instrument {
+    /// Run an engine that costs next to nothing, to measure what stands before it.
+    BareEngine(Box<bare::engine::Args>),
+    /// Load such an engine at next to no cost, and check every byte.
+    BareLoad(Box<bare::load::Args>),
     /// Run OpenAI-compatible mock engines.
     Engine(Box<engine::Args>),
     /// Send load to an engine or a proxy and report what came back.
     Load(Box<load::Args>),
     /// Sweep a real engine with rising load, for `pointsman-solver fit`.
     Profile(Box<profile::Args>),
+    /// Relay to one engine and do nothing else: what a proxy is measured against.
+    Relay(Box<relay::Args>),
     /// Measure the choice of an engine while policies change.
     #[cfg(target_arch = "x86_64")]
     Select(Box<select::Args>),
@@ -57,9 +63,12 @@ fn run(instrument: Instrument) -> anyhow::Result<()> {
         .context("cannot start the runtime")?;
     tokio::task::LocalSet::new().block_on(&runtime, async {
         match instrument {
+            Instrument::BareEngine(args) => bare::engine::run(*args),
+            Instrument::BareLoad(args) => bare::load::run(*args),
             Instrument::Engine(args) => engine::run(*args).await,
             Instrument::Load(args) => load::run(*args).await,
             Instrument::Profile(args) => profile::run(*args).await,
+            Instrument::Relay(args) => relay::run(&args),
             #[cfg(target_arch = "x86_64")]
             Instrument::Select(args) => select::run(*args).await,
             Instrument::Solve(args) => solve::run(&args),

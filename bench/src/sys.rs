@@ -63,8 +63,8 @@ pub fn raise_open_files() {
     }
 }
 
-/// A timer descriptor on CLOCK_MONOTONIC, disarmed and registered with the current runtime.
-pub fn timer() -> io::Result<AsyncFd<File>> {
+/// A timer descriptor on CLOCK_MONOTONIC, disarmed.
+pub fn timer_file() -> io::Result<File> {
     let flags = libc::TFD_NONBLOCK | libc::TFD_CLOEXEC;
     // SAFETY: no pointers are passed; the result is checked before use.
     let fd = unsafe { libc::timerfd_create(libc::CLOCK_MONOTONIC, flags) };
@@ -72,7 +72,12 @@ pub fn timer() -> io::Result<AsyncFd<File>> {
         return Err(io::Error::last_os_error());
     }
     // SAFETY: `fd` was just made by the kernel and nobody else owns it.
-    let timer = unsafe { File::from_raw_fd(fd) };
+    Ok(unsafe { File::from_raw_fd(fd) })
+}
+
+/// A timer descriptor on CLOCK_MONOTONIC, disarmed and registered with the current runtime.
+pub fn timer() -> io::Result<AsyncFd<File>> {
+    let timer = timer_file()?;
     // SAFETY: the descriptor of a `File` stays open and the same while the `File` lives, and the
     // `AsyncFd` owns it.
     Ok(unsafe { AsyncFd::register_with_interest(timer, Interest::READABLE) }?)

@@ -7,20 +7,20 @@ const TICK_NS: u64 = 10_000_000;
 
 /// CPU time used up to one moment, in ns.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct CpuTimes {
+pub(crate) struct CpuTimes {
     /// The subject's processes.
-    pub(super) subject_ns: u64,
+    pub(crate) subject_ns: u64,
     /// The engines' processes.
-    pub(super) engine_ns: u64,
+    pub(crate) engine_ns: u64,
     /// This process.
-    pub(super) own_ns: u64,
+    pub(crate) own_ns: u64,
     /// The whole host.
-    pub(super) host_ns: u64,
+    pub(crate) host_ns: u64,
 }
 
 impl CpuTimes {
     /// The times as they stand.
-    pub(super) fn now(subject: &[u32], engines: &[u32]) -> Self {
+    pub(crate) fn now(subject: &[u32], engines: &[u32]) -> Self {
         let sum = |pids: &[u32]| pids.iter().map(|&pid| process_ns(pid)).sum();
         Self {
             subject_ns: sum(subject),
@@ -31,7 +31,7 @@ impl CpuTimes {
     }
 
     /// What was used since an earlier moment.
-    pub(super) fn since(self, earlier: &Self) -> Self {
+    pub(crate) fn since(self, earlier: &Self) -> Self {
         Self {
             subject_ns: self.subject_ns.saturating_sub(earlier.subject_ns),
             engine_ns: self.engine_ns.saturating_sub(earlier.engine_ns),
@@ -41,14 +41,14 @@ impl CpuTimes {
     }
 
     /// What everybody else used: a measurement with much of it is worth little.
-    pub(super) fn other_ns(self) -> u64 {
+    pub(crate) fn other_ns(self) -> u64 {
         self.host_ns
             .saturating_sub(self.subject_ns + self.engine_ns + self.own_ns)
     }
 }
 
 /// Resident memory of a process in KiB; 0 when there is no such process.
-pub(super) fn resident_kib(pid: u32) -> u64 {
+pub(crate) fn resident_kib(pid: u32) -> u64 {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
     status
         .lines()

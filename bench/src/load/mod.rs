@@ -26,7 +26,7 @@ pub use template::{Call, Template};
 
 use crate::alarm::Alarm;
 use crate::sys::monotonic_ns;
-use host::CpuTimes;
+pub(crate) use host::CpuTimes;
 use report::Window;
 
 /// Runs the load and prints the report.
