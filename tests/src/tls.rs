@@ -248,6 +248,8 @@ pub struct FrontRules<'a> {
     pub clients: Option<&'a Authority>,
     /// It ends connections without saying so inside TLS.
     pub cuts_ends: bool,
+    /// The engine speaks HTTP/2, which clients must agree to (ALPN).
+    pub http2: bool,
 }
 
 impl Front {
@@ -270,7 +272,10 @@ impl Front {
             }
         };
         let (chain, key) = leaf.parts();
-        let config = builder.with_single_cert(chain, key).expect("a key is one");
+        let mut config = builder.with_single_cert(chain, key).expect("a key is one");
+        if rules.http2 {
+            config.alpn_protocols = vec![b"h2".to_vec()];
+        }
         let front = Self {
             address: listener.local_addr().expect("it listens"),
             greeted: Arc::default(),
