@@ -329,6 +329,11 @@ impl Gate {
         self.state.1.notify_all();
     }
 
+    /// Lets nobody through from now on.
+    pub fn close(&self) {
+        *lock(&self.state.0) = false;
+    }
+
     /// Whether it is open.
     #[must_use]
     pub fn is_open(&self) -> bool {

@@ -48,9 +48,20 @@ pub fn python_program(name: &str) -> PathBuf {
 /// When it was not made.
 #[must_use]
 pub fn python() -> PathBuf {
-    let venv =
-        std::env::var_os("POINTSMAN_VENV").map_or_else(|| target_dir().join("venv"), PathBuf::from);
-    prepared(venv.join("bin/python"))
+    prepared(venv().join("bin/python"))
+}
+
+/// Envoy, which comes with that environment.
+///
+/// # Panics
+/// When it was not made.
+#[must_use]
+pub fn envoy() -> PathBuf {
+    prepared(venv().join("bin/envoy"))
+}
+
+fn venv() -> PathBuf {
+    std::env::var_os("POINTSMAN_VENV").map_or_else(|| target_dir().join("venv"), PathBuf::from)
 }
 
 /// The tiny model that `scripts/setup` makes.
