@@ -12,10 +12,12 @@ use std::path::Path;
 use std::process::Command;
 
 use control::{Engine, Place, Solver, eventually};
+use pointsman_shm::policy::PlannedState;
 use pointsman_solver::model::explain::{
     Explanation, Full, LimitKind, Micros, Rule, SourceWhy, Wanted, explain,
 };
 use pointsman_solver::model::optimise::optimise;
+use pointsman_solver::model::problem::EngineNow;
 use pointsman_solver::model::topology::{Method, Topology};
 use pointsman_solver::model::what_if::set::{Setting, apply};
 use pointsman_solver::model::what_if::{described, solve};
@@ -393,6 +395,61 @@ fn every_rule_that_excludes_an_engine_is_named() {
         words,
         "it stands in region \"us\", which the route does not allow"
     );
+}
+
+#[test]
+fn an_engine_that_cannot_be_spoken_to_or_is_unwell_gets_nothing_and_is_told_by_its_rule() {
+    let tls = |name: &str| {
+        let lines = format!("name = \"B\"\nregion = \"b\"\nprotocol = \"http1-tls\"\n{name}");
+        TALK.replacen("name = \"B\"\nregion = \"b\"\nkind", &(lines + "kind"), 1)
+    };
+    let rules = |topology: &Topology, engines: &[EngineNow]| -> Vec<(String, Rule, String)> {
+        let ground = solve(topology, engines).unwrap();
+        assert_eq!(
+            ground.solution.shares[1][1] > 0.0,
+            ground.problem.sources[1].arcs[1].open
+        );
+        let why = explain(topology, &ground, &Wanted::default()).unwrap();
+        adds_up(&why);
+        let excluded = of(&why, "B", "chat").excluded.iter();
+        excluded
+            .map(|e| (e.engine.clone(), e.rule, e.why.clone()))
+            .collect()
+    };
+    let topology = Topology::parse("t.toml", &tls("server_name = \"gpu..b\"\n")).unwrap();
+    let told = rules(&topology, &described(&topology));
+    assert_eq!(
+        (told.len(), told[0].0.as_str(), told[0].1),
+        (1, "B", Rule::Protocol)
+    );
+    assert_eq!(
+        told[0].2,
+        "protocol unsupported: it speaks TLS, and its name \"gpu..b\" is neither a DNS name nor an \
+         address that proxies could check"
+    );
+    let warned = topology
+        .warnings
+        .iter()
+        .filter(|w| w.contains("cannot speak TLS to it"));
+    assert_eq!(warned.count(), 1, "{:?}", topology.warnings);
+    // By its address, or by a name that can be: nothing is wrong.
+    for name in ["", "server_name = \"gpu-b.example\"\n"] {
+        let topology = Topology::parse("t.toml", &tls(name)).unwrap();
+        assert_eq!(rules(&topology, &described(&topology)), []);
+        assert!(topology.unspoken.is_empty());
+    }
+    let topology = Topology::parse("t.toml", TALK).unwrap();
+    for (state, ready_share, rule) in [
+        (PlannedState::Out, 1.0, Rule::Down),
+        (PlannedState::Out, 0.0, Rule::NoReplica),
+        (PlannedState::StandbyOnly, 1.0, Rule::StandbyOnly),
+        (PlannedState::Draining, 1.0, Rule::Drained),
+    ] {
+        let mut engines = described(&topology);
+        (engines[1].state, engines[1].ready_share) = (state, ready_share);
+        let told = rules(&topology, &engines);
+        assert_eq!((told.len(), told[0].1), (1, rule));
+    }
 }
 
 #[test]

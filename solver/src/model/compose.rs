@@ -10,7 +10,7 @@ use std::net::SocketAddr;
 
 use pointsman_shm::id::{EngineSlot, MAX_STANDBY};
 use pointsman_shm::policy::{
-    Class, Eligible, Engine, PlannedState, Policy, ProfilePoint, Protocol, Route, Standby,
+    Class, Eligible, Engine, PlannedState, Policy, ProfilePoint, Route, Standby,
 };
 
 use super::block_load::Hot;
@@ -244,11 +244,6 @@ fn engine(parts: &Parts<'_>, frontend: FrontendId, id: EngineId, hosts: u32) -> 
         return None;
     }
     let host_port = topology.address(frontend, id).unwrap_or_default();
-    let host = host_port
-        .rsplit_once(':')
-        .map_or(host_port, |(host, _)| host);
-    let tls = matches!(described.protocol, Protocol::Http1Tls | Protocol::Http2Tls);
-    let name = described.server_name.as_deref().unwrap_or(host);
     let profile = profile(topology, id);
     let hard = speed(topology, id) * now.ready_share * now.planned_factor;
     Some(Engine {
@@ -263,11 +258,10 @@ fn engine(parts: &Parts<'_>, frontend: FrontendId, id: EngineId, hosts: u32) -> 
             .authority
             .clone()
             .unwrap_or_else(|| host_port.to_owned()),
-        sni: if tls {
-            name.trim_matches(['[', ']']).to_owned()
-        } else {
-            String::new()
-        },
+        sni: topology
+            .tls_name(frontend, id)
+            .unwrap_or_default()
+            .to_owned(),
         credential: described.credential.clone(),
         health_path: described.health_path.clone(),
         state: now.state,

@@ -190,6 +190,8 @@ pub enum Rule {
     NoReplica,
     /// It takes no planned traffic.
     StandbyOnly,
+    /// Proxies cannot speak its protocol to it.
+    Protocol,
     /// The frontend has no address for it.
     NoAddress,
 }

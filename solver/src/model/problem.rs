@@ -288,10 +288,11 @@ fn source(
                 .service_ms
                 .map_or(ttft_ms + output * tbot_ms, |s| s.value());
             let rtt_ms = topology.rtt_ms(frontend, pair.engine).unwrap_or(0.0);
+            let spoken = !topology.unspoken.contains(&(frontend, pair.engine));
             let reachable = now.reachable[frontend.0 * topology.engines.len() + pair.engine.0];
             Arc {
                 engine: pair.engine,
-                open: reachable && engines[pair.engine.0].capacity > 0.0,
+                open: reachable && spoken && engines[pair.engine.0].capacity > 0.0,
                 network_ms: network_ms(
                     rtt_ms,
                     prompt * settings.bytes_per_token.value(),

@@ -6,6 +6,7 @@
 //! (frontend, engine) has a round-trip time, every observed class has its static weights. It is
 //! the *described* fleet only: what is measured arrives per tick in `crate::tick::Inputs`.
 
+use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
@@ -15,6 +16,7 @@ use serde::{Deserialize, Serialize};
 use super::units::{NonNegative, Positive, Share};
 
 mod engines;
+mod greeting;
 pub(super) mod locate;
 pub(super) mod parse;
 pub(super) mod raw;
@@ -63,6 +65,8 @@ pub struct Topology {
     pub demand: Vec<Demand>,
     /// What is legal and worth telling.
     pub warnings: Vec<String>,
+    /// Engines that proxies of a frontend cannot speak to: see `greeting`.
+    pub unspoken: BTreeSet<(FrontendId, EngineId)>,
     /// Round-trip time, milliseconds, by frontend then engine.
     pub(crate) rtt_ms: Vec<Option<NonNegative>>,
     /// Money for a million tokens on the way, by frontend then engine.

@@ -3,19 +3,18 @@
 use pointsman_shm::policy::PlannedState;
 
 use super::{Excluded, Ground, Rule};
-use crate::model::topology::{Engine, EngineId, Route, Topology};
+use crate::model::topology::{Engine, EngineId, FrontendId, Route, Topology};
 
 /// Every engine that a source may not use, in file order.
 pub(super) fn excluded(topology: &Topology, ground: &Ground, s: usize) -> Vec<Excluded> {
     let source = &ground.problem.sources[s];
     let route = &topology.routes[topology.classes[source.class.0].routes[0].0];
-    let frontend = &topology.frontends[source.frontend.0].name;
     let one = |id: EngineId| {
         let engine = &topology.engines[id.0];
         let arc = source.arcs.iter().find(|arc| arc.engine == id);
         let (rule, why) = match arc {
             None => by_route(route, engine)?,
-            Some(arc) if !arc.open => now(ground, id, frontend),
+            Some(arc) if !arc.open => now(topology, ground, id, source.frontend),
             Some(_) => return None,
         };
         Some(Excluded {
@@ -58,8 +57,16 @@ fn by_route(route: &Route, engine: &Engine) -> Option<(Rule, String)> {
 }
 
 /// Why an engine that the class may use cannot be used now.
-fn now(ground: &Ground, id: EngineId, frontend: &str) -> (Rule, String) {
+fn now(topology: &Topology, ground: &Ground, id: EngineId, frontend: FrontendId) -> (Rule, String) {
     let now = &ground.engines[id.0];
+    if topology.unspoken.contains(&(frontend, id)) {
+        let name = topology.tls_name(frontend, id).unwrap_or_default();
+        let why = format!(
+            "protocol unsupported: it speaks TLS, and its name {name:?} is neither a DNS name nor \
+             an address that proxies could check"
+        );
+        return (Rule::Protocol, why);
+    }
     match now.state {
         PlannedState::Draining => (Rule::Drained, "it is drained".to_owned()),
         PlannedState::StandbyOnly => (
@@ -71,6 +78,7 @@ fn now(ground: &Ground, id: EngineId, frontend: &str) -> (Rule, String) {
         }
         PlannedState::Out => (Rule::Down, "its health checks fail".to_owned()),
         PlannedState::Active => {
+            let frontend = &topology.frontends[frontend.0].name;
             let why = format!("frontend {frontend:?} has no address for it");
             (Rule::NoAddress, why)
         }

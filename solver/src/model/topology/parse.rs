@@ -3,6 +3,7 @@
 //! Engines are read in `engines`; routes, classes, demand and weights, which refer to all of
 //! these, in `routes`.
 
+use std::collections::BTreeSet;
 use std::net::SocketAddr;
 
 use pointsman_shm::id;
@@ -12,7 +13,7 @@ use toml::Spanned;
 use super::locate::Source;
 use super::{
     DemandSource, Frontend, Method, Priority, Region, Settings, TokenMix, Topology, TopologyError,
-    engines, raw, routes,
+    engines, greeting, raw, routes,
 };
 use crate::model::profile;
 use crate::model::units::{Number, Positive};
@@ -56,11 +57,14 @@ pub(super) fn parse(file: &str, text: &str) -> Result<Topology, TopologyError> {
         profiles: Vec::new(),
         demand: Vec::new(),
         warnings,
+        unspoken: BTreeSet::new(),
         rtt_ms,
         egress_per_mtok,
     };
     routes::read(&source, &raw, &mut topology, &mut profiles)?;
     topology.profiles = profiles.into_list();
+    topology.unspoken = greeting::unspoken(&topology);
+    topology.warnings.extend(greeting::warnings(&topology));
     Ok(topology)
 }
 
