@@ -8,6 +8,11 @@
 use std::path::Path;
 use std::process::Command;
 
+use pointsman_solver::model::topology::{EngineId, Topology};
+use pointsman_solver::model::what_if::loss::Fleet;
+use pointsman_solver::model::what_if::{described, solve};
+use rand::rngs::StdRng;
+use rand::{Rng as _, SeedableRng as _};
 use serde_json::Value;
 
 fn talk() -> String {
@@ -227,4 +232,105 @@ fn a_log_that_cannot_be_read_is_told_by_its_line() {
         !well && told.contains("a rule is nearest, static or optimised"),
         "{told}"
     );
+}
+
+/// So many frontends, engines and classes of like requests, each class on a quarter of the engines.
+fn fleet(rng: &mut StdRng, [frontends, engines, classes]: [usize; 3], load: f64) -> String {
+    let mut text = "[solver]\ndemand = \"configured\"\n[[profiles]]\nkind = \"k\"\npoints = [{ \
+                    utilisation = 0, ttft_ms = 200, tbot_ms = 0 }, { utilisation = 0.7, ttft_ms = \
+                    260, tbot_ms = 0 }, { utilisation = 1, ttft_ms = 900, tbot_ms = 0 }]\n"
+        .to_owned();
+    let mut room = 0.0;
+    for e in 0..engines {
+        let rps = f64::from(rng.random_range(20..60));
+        room += rps;
+        let models: Vec<String> = (0..classes)
+            .filter(|c| (e + c) % classes.min(4) == 0)
+            .map(|c| format!("\"m{c}\""))
+            .collect();
+        text += &format!(
+            "[[engines]]\nname = \"e{e}\"\nkind = \"k\"\nmodels = [{}]\naddress = \
+             \"127.0.0.1:1\"\ncapacity = {{ rps = {rps}, prompt_tokens = 500, output_tokens = 100 \
+             }}\n",
+            models.join(", ")
+        );
+    }
+    for c in 0..classes {
+        text += &format!("[[routes]]\nname = \"c{c}\"\nmodel = \"m{c}\"\n");
+    }
+    let one = room * load / (frontends * classes) as f64;
+    for f in 0..frontends {
+        text += &format!("[[frontends]]\nname = \"f{f}\"\n");
+        for c in 0..classes {
+            let rps = one * rng.random_range(0.5..1.5);
+            text += &format!("[[demand]]\nfrontend = \"f{f}\"\nroute = \"c{c}\"\nrps = {rps}\n");
+        }
+        for e in 0..engines {
+            let ms = rng.random_range(1..120);
+            text += &format!("[[rtt]]\nfrontend = \"f{f}\"\nengine = \"e{e}\"\nms = {ms}\n");
+        }
+    }
+    text
+}
+
+#[test]
+fn a_loss_planned_from_the_plan_that_stands_costs_what_one_from_nothing_does() {
+    let seed = 31;
+    let mut rng = StdRng::seed_from_u64(seed);
+    let (mut losses, mut refusing, mut farthest) = (0, 0, 0.0_f64);
+    for case in 0..12 {
+        let load = rng.random_range(0.6..1.2);
+        let size = [
+            rng.random_range(2..5),
+            rng.random_range(4..12),
+            rng.random_range(1..5),
+        ];
+        let topology = Topology::parse("t.toml", &fleet(&mut rng, size, load)).unwrap();
+        let ground = solve(&topology, &described(&topology)).unwrap();
+        let (mut cold, mut warm) = (
+            Fleet::new(&ground.problem, None),
+            Fleet::new(&ground.problem, None),
+        );
+        let whole = warm.whole().unwrap();
+        for e in 0..topology.engines.len() {
+            let lost = [EngineId(e)];
+            let (from_nothing, from_plan) = (cold.without(&lost), warm.without(&lost));
+            let (from_nothing, from_plan) = (from_nothing.unwrap(), from_plan.unwrap());
+            let what = format!("seed {seed}, case {case}, engine {e}");
+            let off = from_plan.objective_ms / from_nothing.objective_ms - 1.0;
+            farthest = farthest.max(off.abs());
+            // Plans whose pieces cost the same may differ in what pieces leave out.
+            assert!(off.abs() < 1e-5, "{what}: {off}");
+            let shed = from_plan.shed_ratio() - from_nothing.shed_ratio();
+            assert!(shed.abs() < 1e-6, "{what}: {shed}");
+            assert!(from_plan.objective_ms >= whole.objective_ms, "{what}");
+            losses += 1;
+            refusing += usize::from(from_plan.shed_ratio() > whole.shed_ratio());
+        }
+        // The fleet is whole again.
+        assert_eq!(warm.whole().unwrap(), whole);
+    }
+    println!("{losses} losses, {refusing} of which refuse more; off by {farthest:e} at most");
+    assert!(losses > 60 && refusing > 20, "{losses}, {refusing}");
+}
+
+#[test]
+#[ignore = "prints times of a large fleet's losses"]
+fn times_of_each_loss_of_a_large_fleet() {
+    let mut rng = StdRng::seed_from_u64(8);
+    let topology = Topology::parse("t.toml", &fleet(&mut rng, [20, 200, 8], 0.8)).unwrap();
+    let ground = solve(&topology, &described(&topology)).unwrap();
+    for warm in [false, true] {
+        let begun = std::time::Instant::now();
+        let mut fleet = Fleet::new(&ground.problem, None);
+        if warm {
+            fleet.whole().unwrap();
+        }
+        let mut worst: f64 = 0.0;
+        for e in 0..topology.engines.len() {
+            worst = worst.max(fleet.without(&[EngineId(e)]).unwrap().shed_ratio());
+        }
+        let took = begun.elapsed();
+        println!("200 losses, from the plan that stands: {warm}, {took:?}; worst {worst}");
+    }
 }

@@ -10,9 +10,10 @@ use serde::Serialize;
 use super::{PlanArgs, read, solve, write};
 use crate::error::Error;
 use crate::model::explain::Ground;
+use crate::model::optimise::Status;
 use crate::model::plan::Plan;
 use crate::model::topology::Topology;
-use crate::model::what_if::loss::{self, Lost};
+use crate::model::what_if::loss::{Fleet, Lost};
 use crate::model::what_if::{Summary, set};
 
 /// Weights nearer than this are the same to a person.
@@ -143,13 +144,15 @@ fn without(
 /// Every single loss.
 fn each(json: bool, topology: &Topology) -> Result<String, Error> {
     let base = solve(topology)?;
-    let mut free = loss::free(&base.problem);
+    let mut fleet = Fleet::new(&base.problem, None);
+    let failed = |what: &str, status: Status| Error::Plan(format!("{what}: {status}"));
+    fleet.whole().map_err(|status| failed("as it is", status))?;
     let before = Summary::of(&base.problem, &base.solution);
     let mut rows = Vec::new();
     for lost in Lost::each(topology) {
         let engines = lost.engines(topology).map_err(Error::Other)?;
-        let after = loss::without(&mut free, &engines);
-        let after = after.map_err(|status| Error::Plan(format!("without {lost}: {status}")))?;
+        let after = fleet.without(&engines);
+        let after = after.map_err(|status| failed(&format!("without {lost}"), status))?;
         rows.push((lost, after));
     }
     let single = rows

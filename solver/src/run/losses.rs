@@ -16,8 +16,9 @@ use super::current::Current;
 use super::shared::{NMinusOne, Shared};
 use crate::metrics;
 use crate::model::explain::Ground;
+use crate::model::optimise::Warm;
 use crate::model::topology::{EngineId, Topology};
-use crate::model::what_if::loss;
+use crate::model::what_if::loss::Fleet;
 
 /// Most losses of one look.
 const MOST: usize = 8;
@@ -36,6 +37,8 @@ struct Losses {
     next: usize,
     /// By engine: refused over offered.
     ratios: BTreeMap<String, f64>,
+    /// What the plan of the whole fleet left when it was last solved.
+    warm: Option<Warm>,
 }
 
 /// Looks at losses after passes, for ever.
@@ -81,15 +84,21 @@ impl Losses {
             .map(|id| &topology.engines[id.0].name)
             .collect();
         self.ratios.retain(|name, _| names.contains(&name));
-        let mut free = loss::free(&ground.problem);
-        free.limit_ms = free.limit_ms.min(LIMIT_MS);
+        let mut fleet = Fleet::new(&ground.problem, self.warm.take());
+        fleet.limit(LIMIT_MS);
+        // Rounds begin anew whatever was left: only one program gains by the plan of the whole.
+        if ground.solution.rounds == 1
+            && let Err(status) = fleet.whole()
+        {
+            tracing::debug!(%status, "losses are planned from nothing");
+        }
         for done in 0..most.min(counted.len()) {
             if done > 0 && late() {
                 break;
             }
             let at = self.next % counted.len();
             self.next = at + 1;
-            match loss::without(&mut free, &[counted[at]]) {
+            match fleet.without(&[counted[at]]) {
                 Ok(summary) => drop(self.ratios.insert(names[at].clone(), summary.shed_ratio())),
                 Err(status) => {
                     self.ratios.remove(names[at]);
@@ -97,6 +106,7 @@ impl Losses {
                 }
             }
         }
+        self.warm = fleet.left();
     }
 
     /// The worst loss, once every engine with capacity was looked at.

@@ -3,7 +3,7 @@
 //! The weights that stand do not count: a loss moves what it must, and the question is what the
 //! rest of the fleet can carry. So the solve has no price of movement, no step and no order.
 
-use crate::model::optimise::{Status, optimise};
+use crate::model::optimise::{Status, Warm, optimise_from};
 use crate::model::problem::Problem;
 use crate::model::topology::{EngineId, Topology};
 
@@ -83,43 +83,88 @@ impl Lost {
     }
 }
 
-/// A problem in which every source is a choice and nothing has to move by steps.
-#[must_use]
-pub fn free(problem: &Problem) -> Problem {
-    let mut free = problem.clone();
-    for source in &mut free.sources {
-        source.previous = None;
-        source.fixed = None;
-    }
-    free
+/// A fleet to lose engines of: every source a choice, nothing by steps, and where each solve
+/// begins.
+#[derive(Debug)]
+pub struct Fleet {
+    free: Problem,
+    /// What the plan of the whole fleet leaves; it says where to begin and not what comes out.
+    warm: Option<Warm>,
+    /// The plan of the whole fleet; `None` until it was solved.
+    whole: Option<Summary>,
 }
 
-/// The best without some engines; the problem is as it was afterwards.
-///
-/// # Errors
-///
-/// How the solve ended.
-pub fn without(free: &mut Problem, lost: &[EngineId]) -> Result<Summary, Status> {
-    let capacity: Vec<f64> = lost.iter().map(|id| free.engines[id.0].capacity).collect();
-    let mut closed = Vec::new();
-    for (s, source) in free.sources.iter_mut().enumerate() {
-        for (i, arc) in source.arcs.iter_mut().enumerate() {
-            if arc.open && lost.contains(&arc.engine) {
-                arc.open = false;
-                closed.push((s, i));
-            }
+impl Fleet {
+    /// A fleet as a problem has it, with what an earlier plan of it left if there is anything.
+    #[must_use]
+    pub fn new(problem: &Problem, warm: Option<Warm>) -> Self {
+        let mut free = problem.clone();
+        for source in &mut free.sources {
+            source.previous = None;
+            source.fixed = None;
+        }
+        Self {
+            free,
+            warm,
+            whole: None,
         }
     }
-    for id in lost {
-        free.engines[id.0].capacity = 0.0;
+
+    /// Shortens the limit of one solve, milliseconds.
+    pub fn limit(&mut self, limit_ms: u64) {
+        self.free.limit_ms = self.free.limit_ms.min(limit_ms);
     }
-    let solved = optimise(free);
-    let summary = solved.map(|solution| Summary::of(free, &solution));
-    for (id, capacity) in lost.iter().zip(capacity) {
-        free.engines[id.0].capacity = capacity;
+
+    /// The best of the whole fleet; each loss then begins with what it leaves.
+    ///
+    /// # Errors
+    ///
+    /// How the solve ended.
+    pub fn whole(&mut self) -> Result<Summary, Status> {
+        if let Some(whole) = self.whole {
+            return Ok(whole);
+        }
+        let (solution, warm) = optimise_from(&self.free, self.warm.as_ref())?;
+        self.warm = warm;
+        let whole = Summary::of(&self.free, &solution);
+        self.whole = Some(whole);
+        Ok(whole)
     }
-    for (s, i) in closed {
-        free.sources[s].arcs[i].open = true;
+
+    /// What the plan of the whole fleet left, for the next fleet of the same topology.
+    #[must_use]
+    pub fn left(self) -> Option<Warm> {
+        self.warm
     }
-    summary
+
+    /// The best without some engines; the fleet is whole again afterwards.
+    ///
+    /// # Errors
+    ///
+    /// How the solve ended.
+    pub fn without(&mut self, lost: &[EngineId]) -> Result<Summary, Status> {
+        let free = &mut self.free;
+        let capacity: Vec<f64> = lost.iter().map(|id| free.engines[id.0].capacity).collect();
+        let mut closed = Vec::new();
+        for (s, source) in free.sources.iter_mut().enumerate() {
+            for (i, arc) in source.arcs.iter_mut().enumerate() {
+                if arc.open && lost.contains(&arc.engine) {
+                    arc.open = false;
+                    closed.push((s, i));
+                }
+            }
+        }
+        for id in lost {
+            free.engines[id.0].capacity = 0.0;
+        }
+        let solved = optimise_from(free, self.warm.as_ref());
+        let summary = solved.map(|(solution, _)| Summary::of(free, &solution));
+        for (id, capacity) in lost.iter().zip(capacity) {
+            free.engines[id.0].capacity = capacity;
+        }
+        for (s, i) in closed {
+            free.sources[s].arcs[i].open = true;
+        }
+        summary
+    }
 }
