@@ -170,6 +170,7 @@ mod tests {
             assert_eq!(memory.opened_share(NEAR.0), Some(0.1));
         }
         // What nobody measures any more is forgotten.
+        look(&mut memory, 500, &[]);
         look(&mut memory, 900, &[]);
         let nothing = Memory {
             looked_ns: 900_000_000_000,
