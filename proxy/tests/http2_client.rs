@@ -40,6 +40,8 @@ both_drivers!(
     c04_endless_heads_end_the_connection,
     /// C16: frames that do nothing have a bound.
     c16_floods_end_the_connection,
+    /// B11: a stream's body that waits to be asked for is asked for, or refused in its place.
+    b11_a_stream_is_asked_for_its_body,
     a_client_is_asked_to_connect_anew_after_its_share,
     a_draining_proxy_says_goaway_and_finishes,
     refusals_are_answers_on_their_stream,
@@ -424,6 +426,34 @@ fn c16_floods_end_the_connection(driver: Driver) {
     assert!(sent < 10_000, "empty frames were taken for ever");
     proxy.await_metric("pointsman_proxy_client_connections", &[], 0.0);
     assert_eq!(SETTINGS, 4);
+}
+
+fn b11_a_stream_is_asked_for_its_body(driver: Driver) {
+    let engine = echo();
+    let draft = Draft::single(engine.address());
+    let proxy = Proxy::configured(driver, &draft, "[limits]\nbody_bytes = 2000");
+    let mut conn = FrameConn::connect(proxy.address, &[]);
+    let fields = |expects: &'static str, length: &'static str| {
+        [&chat_fields(length)[..], &[("expect", expects)]].concat()
+    };
+    conn.send(&Frame::head(1, &fields("100-continue", "27"), false));
+    let interim = conn.await_frame(|frame| frame.kind == HEADERS);
+    assert_eq!((interim.stream, interim.flags & END_STREAM), (1, 0));
+    assert_eq!(engine.requests().len(), 0);
+    conn.send(&Frame::data(1, UNARY, true));
+    conn.await_frame(|frame| frame.kind == HEADERS && frame.stream == 1);
+    let answer = conn.await_frame(|frame| frame.kind == DATA);
+    assert_eq!(answer.payload, UNARY.as_bytes());
+    let requests = engine.requests();
+    assert_eq!(requests[0].header("expect"), None);
+    // Too large by its length: the refusal is the first that comes, and its body says so.
+    conn.send(&Frame::head(3, &fields("100-continue", "2001"), false));
+    let refusal = conn.await_frame(|frame| frame.kind == DATA && frame.stream == 3);
+    assert!(String::from_utf8_lossy(&refusal.payload).contains("request_body_too_large"));
+    conn.send(&Frame::head(5, &fields("something", "27"), false));
+    let refusal = conn.await_frame(|frame| frame.kind == DATA && frame.stream == 5);
+    assert!(String::from_utf8_lossy(&refusal.payload).contains("\"error\""));
+    assert_eq!(engine.requests().len(), 1);
 }
 
 fn a_client_is_asked_to_connect_anew_after_its_share(driver: Driver) {

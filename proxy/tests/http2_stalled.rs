@@ -68,7 +68,7 @@ fn engine(paced_sent: &Arc<AtomicUsize>) -> Engine2 {
 }
 
 /// Events that one that keeps its pace may be behind its engine, on a machine that is busy.
-const KEEPS_PACE: usize = 100;
+const KEEPS_PACE: usize = 250;
 
 /// A client that has the head of its stream, and reads nothing behind it.
 fn stalled(proxy: &Proxy) -> Client {

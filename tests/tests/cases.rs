@@ -8,6 +8,14 @@ use std::path::Path;
 
 use pointsman_tests::locate::root;
 
+/// Entries about streaming, HTTP/1.1, HTTP/2 and JSON, each of which must have a row on the page.
+const DATA_PLANE: [&str; 45] = [
+    "a01", "a02", "a03", "a04", "a06", "a07", "a09", "a11", "a12", "a14", "a15", "b01", "b02",
+    "b04", "b05", "b07", "b09", "b10", "b11", "b13", "b15", "b16", "b17", "b19", "b21", "c01",
+    "c03", "c04", "c05", "c06", "c09", "c10", "c11", "c13", "c14", "c16", "d01", "d02", "d03",
+    "d05", "d07", "d08", "d09", "d11", "d12",
+];
+
 /// Entries about I/O and shared memory, each of which must have a test by its name.
 const SYSTEM: [&str; 9] = [
     "i01", "i02", "i03", "i05", "i06", "i07", "i08", "i10", "i12",
@@ -34,6 +42,37 @@ fn every_test_that_the_page_names_exists() {
             .filter(|name| name.starts_with(&prefix))
             .count();
         assert!(tests > 0, "no test is named after {entry}");
+    }
+}
+
+#[test]
+fn every_entry_has_its_row_and_every_row_tests_of_its_entry() {
+    let page = std::fs::read_to_string(root().join("tests/README.md")).unwrap();
+    let mut rows = BTreeSet::new();
+    for row in page.lines().filter(|line| line.contains(" | `")) {
+        let entry = row.trim_start_matches("| ").split(' ').next().unwrap();
+        let entry = entry.to_ascii_lowercase();
+        if !is_case(&format!("{entry}__")) {
+            continue;
+        }
+        let tests: Vec<&str> = row.split('`').filter(|word| is_case(word)).collect();
+        // A test of two entries names both: `b04_b15_...`.
+        let is_of = |name: &&&str| {
+            let names = name
+                .split('_')
+                .take_while(|part| is_case(&format!("{part}__")));
+            names.into_iter().any(|part| part == entry)
+        };
+        assert_eq!(
+            tests.iter().filter(is_of).count(),
+            tests.len(),
+            "{entry} is said to be kept out by others' tests: {row}"
+        );
+        assert!(!tests.is_empty(), "{entry} names no test");
+        assert!(rows.insert(entry), "two rows of one entry: {row}");
+    }
+    for entry in DATA_PLANE {
+        assert!(rows.contains(entry), "{entry} has no row");
     }
 }
 
