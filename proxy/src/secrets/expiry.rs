@@ -87,7 +87,8 @@ fn number(digits: &[u8]) -> Option<u16> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::testing::Authority;
+    use pointsman_tests::tls::Authority;
+
     use super::*;
 
     #[test]

@@ -129,7 +129,8 @@ fn problem(allowed: String) -> Problem {
 
 #[cfg(test)]
 mod tests {
-    use super::super::testing::Authority;
+    use pointsman_tests::tls::Authority;
+
     use super::*;
 
     fn written(text: &[u8]) -> (tempfile::TempDir, std::path::PathBuf) {

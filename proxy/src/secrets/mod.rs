@@ -10,8 +10,6 @@ mod failure;
 mod files;
 mod keeper;
 mod server;
-#[cfg(test)]
-pub(crate) mod testing;
 
 use std::sync::{Arc, OnceLock, mpsc};
 

@@ -1,6 +1,7 @@
 //! Files that change under a keeper: what is taken up, what is not, and what is told.
 
-use super::super::testing::{Authority, Leaf};
+use pointsman_tests::tls::{Authority, Leaf};
+
 use super::*;
 
 struct Host {
@@ -14,7 +15,7 @@ impl Host {
     /// A host with one certificate, optional client certificates and one credential.
     fn new(authority: &Authority, leaf: &Leaf) -> Self {
         let dir = tempfile::tempdir().unwrap();
-        leaf.write(dir.path(), "own");
+        let _ = leaf.write(dir.path(), "own");
         std::fs::write(dir.path().join("ca"), authority.pem()).unwrap();
         std::fs::write(dir.path().join("token"), "first\n").unwrap();
         let text = "frontend = 'A'\nlisten_tls = ['127.0.0.1:0']\n[tls]\n\

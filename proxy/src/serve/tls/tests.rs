@@ -7,13 +7,13 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use pointsman_tests::tls::{Authority, Leaf};
 use rustls::crypto::ring::Ticketer;
 use rustls::pki_types::{CertificateDer, ServerName, pem::PemObject as _};
 use rustls::{ClientConfig, RootCertStore, ServerConfig, ServerConnection, StreamOwned};
 
 use super::Alpn;
 use super::handshake::greet_engine;
-use crate::secrets::testing::{Authority, Leaf};
 use crate::secrets::{TlsFailure, provider};
 use crate::serve::sys::{Peek, Socket};
 use crate::serve::testing::{on_both_drivers, pair};
