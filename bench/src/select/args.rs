@@ -44,6 +44,10 @@ pub struct Args {
     /// A few thousand calls a row, each answer checked: that it works, not how fast.
     #[arg(long)]
     pub quick: bool,
+    /// Make so many calls for each fleet, kind of traffic and extent, and measure nothing: for a
+    /// profiler that counts instructions and cache misses of `select::measure::counted`.
+    #[arg(long, value_name = "N")]
+    pub calls: Option<u64>,
     /// Print two JSON lines; the last has the rows.
     #[arg(long)]
     pub json: bool,

@@ -184,6 +184,27 @@ impl Taken {
     }
 }
 
+/// Makes `calls` calls after as many as there are keys: for a profiler, which is told to count
+/// nothing but [`counted`].
+pub(super) fn repeat(subject: &mut impl Subject, asks: &mut Asks, calls: u64) {
+    for _ in 0..asks.count() {
+        let ask = asks.next();
+        subject.prepare(&ask);
+        black_box(subject.choose(&ask));
+    }
+    for _ in 0..calls {
+        let ask = asks.next();
+        subject.prepare(&ask);
+        black_box(counted(subject, black_box(&ask)));
+    }
+}
+
+/// One call, as a function of its own.
+#[inline(never)]
+fn counted(subject: &mut impl Subject, ask: &Ask) -> Option<u16> {
+    subject.choose(ask)
+}
+
 /// Takes one sample: its ticks, what was asked and what was answered.
 #[inline(always)]
 fn sample<const CALLS: usize>(

@@ -28,7 +28,7 @@ use cpu::TicksPerNs;
 use fleet::Size;
 use keys::Asks;
 use maglev::Maglev;
-use measure::{BATCH, Grouping, measure};
+use measure::{BATCH, Grouping, measure, repeat};
 use rendezvous::Rendezvous;
 use report::{Place, Report, Row};
 use stage::Stage;
@@ -83,7 +83,9 @@ fn bench(args: &Args, dir: &Path) -> anyhow::Result<Report> {
         beside: cores.first().copied(),
         rows: Vec::new(),
     };
-    bench.timer()?;
+    if args.calls.is_none() {
+        bench.timer()?;
+    }
     for &engines in &args.engines {
         for &tables in &args.tables {
             bench.fleet(engines, tables)?;
@@ -133,11 +135,18 @@ impl Bench<'_> {
                 ("pointsman-served", Extent::AsServed),
             ] {
                 pointsman.extent = extent;
+                if let Some(calls) = self.args.calls {
+                    repeat(&mut pointsman, &mut tables.asks(self.args.seed), calls);
+                    continue;
+                }
                 let place = place(name, size, tables, updates_per_s);
                 self.both(&mut pointsman, tables, place)?;
             }
         }
         stage.set_pace(0)?;
+        if self.args.calls.is_some() {
+            return stage.close();
+        }
         let first = &stage.first;
         let mut maglev = Peer::build(first, tables.caches(), Maglev::build);
         self.both(&mut maglev, tables, place("maglev", size, tables, 0))?;
@@ -219,8 +228,21 @@ mod tests {
             spread: None,
             seed: 7,
             quick: true,
+            calls: None,
             json: true,
         }
+    }
+
+    #[test]
+    fn calls_for_a_profiler_make_no_rows() {
+        let folder = folder().unwrap();
+        let args = Args {
+            tables: vec![Tables::Hot],
+            updates: vec![Pace(0)],
+            calls: Some(10),
+            ..quick()
+        };
+        assert!(bench(&args, folder.path()).unwrap().rows.is_empty());
     }
 
     /// Every answer of every row is checked against the policy that it was made by: a wrong or

@@ -7,8 +7,8 @@ use pointsman_proxy::decide::back_off::BackOffs;
 use pointsman_proxy::decide::guard::GuardTable;
 use pointsman_proxy::decide::key::{AffinityKey, KeySources};
 use pointsman_proxy::decide::select::{Guards, Tried, select};
-use pointsman_proxy::policy::{Adopted, ShardPolicy};
-use pointsman_shm::id::{ClassSlot, stable_hash};
+use pointsman_proxy::policy::ShardPolicy;
+use pointsman_shm::id::{ClassSlot, Generation, stable_hash};
 use pointsman_shm::policy::{Class, Policy};
 
 use super::cpu;
@@ -50,8 +50,9 @@ pub(super) enum Caches {
 pub(super) enum Extent {
     /// From the key's bytes to the engine accepted.
     Selection,
-    /// With what `serve` does on top of it: it reads the clock for the back-offs, and finds the
-    /// class by slot and generation, because the policy may have changed since classification.
+    /// With what `serve` does on top of it: it finds the class by slot and generation, because the
+    /// policy may have changed since classification, and reads the clock where an engine is backed
+    /// off.
     AsServed,
 }
 
@@ -126,7 +127,12 @@ impl Subject for Pointsman {
         let adopted = self.policy.current()?;
         let (class, now_ns) = match self.extent {
             Extent::Selection => (ask.class, self.now_ns),
-            Extent::AsServed => (position_of(adopted, ask)?, monotonic_ns()),
+            Extent::AsServed => {
+                let (slot, generation) = (ClassSlot(ask.class), Generation(1));
+                let position = adopted.index.position_of(slot, generation)?;
+                let is_clear = self.back_offs.is_clear();
+                (position, if is_clear { 0 } else { monotonic_ns() })
+            }
         };
         let key = AffinityKey::of(&KeySources {
             header: Some(&ask.key),
@@ -165,17 +171,6 @@ impl Subject for Pointsman {
     fn taken_up(&self) -> u64 {
         self.taken_up
     }
-}
-
-/// A class's position is its slot number in this fleet, but a request knows the slot only.
-fn position_of(adopted: &Adopted, ask: &Ask) -> Option<u16> {
-    let classes = &adopted.policy.classes;
-    let slot = ClassSlot(ask.class);
-    let position = classes
-        .binary_search_by_key(&slot, |class| class.slot)
-        .ok()?;
-    let same = classes[position].generation == pointsman_shm::id::Generation(1);
-    same.then_some(position as u16)
 }
 
 // === impl Peer ===

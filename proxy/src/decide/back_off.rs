@@ -45,6 +45,12 @@ impl BackOffs {
         Self::default()
     }
 
+    /// Whether no engine at all is backed off.
+    #[must_use]
+    pub fn is_clear(&self) -> bool {
+        self.active == 0
+    }
+
     /// Whether the engine may be chosen now.
     #[must_use]
     pub fn admits(&self, engine: EngineSlot, generation: Generation, now_ns: u64) -> bool {

@@ -2,12 +2,18 @@
 //!
 //! The policy names engines by slot number; the path wants, for a table slot, everything about the
 //! engine it names in one place. So tables here hold positions in the class's list of candidates,
-//! and a candidate holds what a choice looks at in 32 bytes: a look-up touches one line of the
-//! table, one of the candidates and one of the guard words.
+//! and a candidate holds what an accepted choice looks at in eight bytes: a look-up touches one line
+//! of the table, one of the candidates and one of the guard words. What only a refusal or a doubt
+//! asks for stands apart, in [`Particulars`].
+//!
+//! A publication moves a few slots and leaves the engines as they are. So an index shares with the
+//! one before whatever of its candidates is the same: after a publication a shard finds them where
+//! they were, in its caches, and only the tables are new to it.
 
 use std::ops::Range;
+use std::sync::Arc;
 
-use pointsman_shm::id::{EngineSlot, Generation, PairNumber, stable_hash};
+use pointsman_shm::id::{ClassSlot, EngineSlot, Generation, MAX_CLASSES, PairNumber, stable_hash};
 use pointsman_shm::policy::{Class, Engine, PlannedState, Policy};
 
 use crate::decide::classify::RouteIndex;
@@ -18,27 +24,31 @@ pub struct PolicyIndex {
     /// Routes by model.
     pub routes: RouteIndex,
     classes: Box<[ClassIndex]>,
+    /// By slot number, as long as the largest: the class's generation, and its position plus one; 0
+    /// where there is none.
+    slots: Box<[(Generation, u16)]>,
 }
 
-/// One class, prepared.
+/// One class, prepared; what every choice looks at stands in its first line.
 #[derive(Debug)]
+#[repr(C, align(64))]
 pub(crate) struct ClassIndex {
     /// Position in `candidates` for every table slot.
     pub(crate) table: Box<[u16]>,
-    /// Bits of a hash that name a table slot.
-    pub(crate) table_bits: u32,
     /// The eligible set, in the policy's order.
-    pub(crate) candidates: Box<[Candidate]>,
+    pub(crate) candidates: Arc<[Candidate]>,
+    /// More of each of these.
+    pub(crate) particulars: Arc<[Particulars]>,
+    /// Bits of a hash that name no table slot.
+    table_shift: u32,
     /// Position in `candidates` and weight of each standby engine.
     pub(crate) standby: Box<[(u16, f64)]>,
 }
 
-/// One eligible engine, prepared.
-#[derive(Clone, Copy, Debug)]
+/// One eligible engine, prepared: all that an accepted choice looks at.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(align(8))]
 pub(crate) struct Candidate {
-    pub(crate) id_hash: u64,
-    pub(crate) planned_factor: f64,
-    pub(crate) generation: Generation,
     pub(crate) engine: EngineSlot,
     /// Position in the policy's `engines`.
     pub(crate) position: u16,
@@ -46,7 +56,19 @@ pub(crate) struct Candidate {
     pub(crate) gate: Gate,
 }
 
-const _: () = assert!(size_of::<Candidate>() == 32, "two candidates a cache line");
+/// What a choice looks at where the engine may refuse.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Particulars {
+    pub(crate) id_hash: u64,
+    pub(crate) planned_factor: f64,
+    pub(crate) generation: Generation,
+}
+
+const _: () = assert!(size_of::<Candidate>() == 8, "eight candidates a cache line");
+const _: () = assert!(
+    std::mem::offset_of!(ClassIndex, standby) <= 64,
+    "a choice by the table looks at one line of its class"
+);
 
 /// What the policy and this host allow of an engine, before any guard.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -63,6 +85,16 @@ impl PolicyIndex {
     /// not spoken here) is refused like one that is out.
     #[must_use]
     pub fn build(policy: &Policy, usable: &dyn Fn(&Engine) -> bool) -> Self {
+        Self::build_after(None, policy, usable)
+    }
+
+    /// The same, with whatever is as in the index `before` shared with it.
+    #[must_use]
+    pub fn build_after(
+        before: Option<&Self>,
+        policy: &Policy,
+        usable: &dyn Fn(&Engine) -> bool,
+    ) -> Self {
         let engines: Vec<(u64, Gate)> = policy
             .engines
             .iter()
@@ -73,14 +105,25 @@ impl PolicyIndex {
                 )
             })
             .collect();
-        let classes = policy
-            .classes
-            .iter()
-            .map(|class| prepare(class, policy, &engines));
+        let classes = policy.classes.iter().enumerate().map(|(at, class)| {
+            let mut prepared = prepare(class, policy, &engines);
+            if let Some(old) = before.and_then(|before| before.classes.get(at)) {
+                prepared.share(old);
+            }
+            prepared
+        });
         Self {
             routes: RouteIndex::build(policy),
             classes: classes.collect(),
+            slots: by_slot(policy),
         }
+    }
+
+    /// Position of a class in the policy's `classes`, as long as it is the same class.
+    #[must_use]
+    pub fn position_of(&self, slot: ClassSlot, generation: Generation) -> Option<u16> {
+        let &(standing, at) = self.slots.get(slot.index())?;
+        (standing == generation).then(|| at.checked_sub(1))?
     }
 
     /// The class at this position of the policy's `classes`.
@@ -88,7 +131,7 @@ impl PolicyIndex {
         self.classes.get(usize::from(position))
     }
 
-    /// Where in memory a choice of this class looks: the class, its table, its candidates. For a
+    /// Where in memory a choice of this class looks: its first line, its table, its candidates. For a
     /// benchmark that empties the caches of them; the addresses hold while this index lives.
     pub fn memory_of(&self, class: u16) -> impl Iterator<Item = Range<*const u8>> {
         let class = self.class(class).into_iter();
@@ -106,8 +149,34 @@ impl ClassIndex {
     /// The table slot of a hash: its high bits. The table must not be empty.
     pub(crate) fn table_slot(&self, hash: u64) -> usize {
         debug_assert!(!self.table.is_empty(), "an empty table has no slots");
-        hash.checked_shr(64 - self.table_bits).unwrap_or(0) as usize
+        hash.checked_shr(self.table_shift).unwrap_or(0) as usize
     }
+
+    /// Takes over what is the same in `old`.
+    fn share(&mut self, old: &Self) {
+        if self.candidates == old.candidates {
+            self.candidates = Arc::clone(&old.candidates);
+        }
+        if self.particulars == old.particulars {
+            self.particulars = Arc::clone(&old.particulars);
+        }
+    }
+}
+
+/// Positions of classes by slot number. Slots of a decoded policy are in range and differ.
+fn by_slot(policy: &Policy) -> Box<[(Generation, u16)]> {
+    let mut slots = Vec::new();
+    for (position, class) in (1..).zip(&policy.classes) {
+        debug_assert!(class.slot.index() < MAX_CLASSES, "checked at decoding");
+        if class.slot.index() >= MAX_CLASSES {
+            continue;
+        }
+        if slots.len() <= class.slot.index() {
+            slots.resize(class.slot.index() + 1, (Generation(0), 0));
+        }
+        slots[class.slot.index()] = (class.generation, position);
+    }
+    slots.into()
 }
 
 fn bytes_of<T>(slice: &[T]) -> Range<*const u8> {
@@ -131,6 +200,7 @@ fn gate(engine: &Engine, usable: bool) -> Gate {
 /// eligible set.
 fn prepare(class: &Class, policy: &Policy, engines: &[(u64, Gate)]) -> ClassIndex {
     let mut candidates = Vec::with_capacity(class.eligible.len());
+    let mut particulars = Vec::with_capacity(class.eligible.len());
     for eligible in &class.eligible {
         let found = policy
             .engines
@@ -139,13 +209,15 @@ fn prepare(class: &Class, policy: &Policy, engines: &[(u64, Gate)]) -> ClassInde
         let Ok(position) = found else { continue };
         let (engine, (id_hash, gate)) = (&policy.engines[position], engines[position]);
         candidates.push(Candidate {
-            id_hash,
-            planned_factor: engine.planned_factor,
-            generation: engine.generation,
             engine: engine.slot,
             position: position as u16,
             pair: eligible.pair,
             gate,
+        });
+        particulars.push(Particulars {
+            id_hash,
+            planned_factor: engine.planned_factor,
+            generation: engine.generation,
         });
     }
     let place = |slot: EngineSlot| {
@@ -171,12 +243,13 @@ fn prepare(class: &Class, policy: &Policy, engines: &[(u64, Gate)]) -> ClassInde
         .iter()
         .filter(|standby| drawable(standby.weight));
     ClassIndex {
-        table_bits: table.len().checked_ilog2().unwrap_or(0),
+        table_shift: 64 - table.len().checked_ilog2().unwrap_or(0),
         table: table.into(),
         standby: standby
             .filter_map(|standby| Some((place(standby.engine)?, standby.weight)))
             .collect(),
         candidates: candidates.into(),
+        particulars: particulars.into(),
     }
 }
 
@@ -194,7 +267,44 @@ mod tests {
             let bytes = spans.map(|span| span.end.addr() - span.start.addr());
             bytes.collect::<Vec<usize>>()
         };
-        assert_eq!(bytes(0), [size_of::<ClassIndex>(), 1024 * 2, 2 * 32]);
+        assert_eq!(bytes(0), [size_of::<ClassIndex>(), 1024 * 2, 2 * 8]);
         assert!(bytes(1).is_empty(), "there is no such class");
+    }
+
+    #[test]
+    fn what_a_publication_leaves_alone_stays_where_it_is() {
+        let build = |before, policy: &Policy| PolicyIndex::build_after(before, policy, &|_| true);
+        let mut policy = testing::policy(&[1, 2], &[&[(1, 0.5), (2, 0.5)], &[(2, 1.0)]]);
+        let first = build(None, &policy);
+        policy.classes[0].table.swap(0, 1_023);
+        policy.engines[0].planned_factor = 0.5;
+        let second = build(Some(&first), &policy);
+        let (old, new) = (first.class(0).unwrap(), second.class(0).unwrap());
+        assert_ne!(old.table, new.table);
+        assert!(Arc::ptr_eq(&old.candidates, &new.candidates));
+        assert!(!Arc::ptr_eq(&old.particulars, &new.particulars));
+        assert_eq!(new.particulars[0].planned_factor, 0.5);
+        let (old, new) = (first.class(1).unwrap(), second.class(1).unwrap());
+        assert!(Arc::ptr_eq(&old.particulars, &new.particulars));
+        policy.engines[1].state = PlannedState::Draining;
+        let third = build(Some(&second), &policy);
+        let newest = third.class(1).unwrap();
+        assert!(!Arc::ptr_eq(&new.candidates, &newest.candidates));
+        assert_eq!(newest.candidates[0].gate, Gate::Draining);
+    }
+
+    #[test]
+    fn a_class_is_found_by_slot_as_long_as_it_lives() {
+        let mut policy = testing::policy(&[1], &[&[(1, 1.0)], &[(1, 1.0)]]);
+        policy.classes[1].slot = ClassSlot(9);
+        policy.classes[1].generation = Generation(4);
+        let index = PolicyIndex::build(&policy, &|_| true);
+        assert_eq!(index.position_of(ClassSlot(9), Generation(4)), Some(1));
+        assert_eq!(index.position_of(ClassSlot(9), Generation(3)), None);
+        assert_eq!(index.position_of(ClassSlot(8), Generation(0)), None);
+        assert_eq!(index.position_of(ClassSlot(10), Generation(4)), None);
+        let first = policy.classes[0].slot;
+        let generation = policy.classes[0].generation;
+        assert_eq!(index.position_of(first, generation), Some(0));
     }
 }

@@ -5,9 +5,9 @@
 //! anything else: when every eligible engine refuses, the request is shed. Each step depends on
 //! the key and the policy alone, so every host finds the same second choice for a key.
 //!
-//! Cost: an accepted key touches a line of the table, one of the candidates, one of the guard
-//! words (and none of the back-offs while there are none), does one multiplication and no
-//! allocation, takes no lock. Only refused keys pay more: a rendezvous is about 25 flops an engine
+//! Cost: an accepted key touches a line of its class, one of the table, one of the candidates, one of
+//! the guard words (and none of the back-offs while there are none), does no allocation, takes no
+//! lock. Only refused keys pay more: a rendezvous is about 25 flops an engine
 //! looked at, over at most 16 standby engines, and over the whole eligible set when these refuse
 //! too.
 
@@ -16,7 +16,7 @@ use pointsman_shm::id::{EngineSlot, PairNumber, negative_ln};
 use crate::decide::admit::Shed;
 use crate::decide::back_off::BackOffs;
 use crate::decide::guard::{GuardTable, penalty_refuses, remaining_penalty};
-use crate::decide::index::{Candidate, ClassIndex, Gate, PolicyIndex};
+use crate::decide::index::{ClassIndex, Gate, PolicyIndex};
 use crate::decide::mix::mix;
 
 /// The engine chosen.
@@ -121,7 +121,7 @@ pub struct Guards<'a> {
     pub words: &'a GuardTable,
     /// This shard's back-offs.
     pub back_offs: &'a mut BackOffs,
-    /// Now, nanoseconds of any clock that only rises.
+    /// Now, nanoseconds of any clock that only rises; anything while `back_offs` is clear.
     pub now_ns: u64,
 }
 
@@ -163,9 +163,12 @@ pub fn select(
         return Err(question.count(class));
     };
     let candidate = &class.candidates[usize::from(at)];
-    guards
-        .back_offs
-        .chosen(candidate.engine, candidate.generation, guards.now_ns);
+    if !guards.back_offs.is_clear() {
+        let generation = class.particulars[usize::from(at)].generation;
+        guards
+            .back_offs
+            .chosen(candidate.engine, generation, guards.now_ns);
+    }
     Ok(Selection {
         engine: candidate.engine,
         position: candidate.position,
@@ -206,16 +209,12 @@ impl Question<'_, '_> {
             return None;
         }
         let first = class.table[class.table_slot(self.key)];
-        if self
-            .refusal(&class.candidates[usize::from(first)])
-            .is_none()
-        {
+        if self.refusal(class, first).is_none() {
             return Some((first, Via::Table));
         }
         (1..=REHASHES).find_map(|round| {
             let at = class.table[class.table_slot(mix(self.key, round))];
-            let candidate = &class.candidates[usize::from(at)];
-            let other = at != first && self.refusal(candidate).is_none();
+            let other = at != first && self.refusal(class, at).is_none();
             other.then_some((at, Via::Rehash))
         })
     }
@@ -230,11 +229,11 @@ impl Question<'_, '_> {
         let mut best = None;
         let mut least = f64::INFINITY;
         for (at, weight) in weighted {
-            let candidate = &class.candidates[usize::from(at)];
-            let hash = mix(self.key ^ RENDEZVOUS_SALT, candidate.id_hash);
+            let id_hash = class.particulars[usize::from(at)].id_hash;
+            let hash = mix(self.key ^ RENDEZVOUS_SALT, id_hash);
             let draw = negative_ln(hash) / weight;
             let willing = self
-                .refusal(candidate)
+                .refusal(class, at)
                 .is_none_or(|r| r == Refusal::StandbyOnly);
             // Draws of tiny weights may all be infinite: the first then stands for them.
             if willing && (draw < least || best.is_none()) {
@@ -244,7 +243,9 @@ impl Question<'_, '_> {
         best
     }
 
-    fn refusal(&self, candidate: &Candidate) -> Option<Refusal> {
+    /// Why the candidate at this position is not taken; none when it is.
+    fn refusal(&self, class: &ClassIndex, at: u16) -> Option<Refusal> {
+        let candidate = &class.candidates[usize::from(at)];
         if self.tried.contains(candidate.engine) {
             return Some(Refusal::Tried);
         }
@@ -257,7 +258,11 @@ impl Question<'_, '_> {
             Gate::NoAllowance => return Some(Refusal::OverAllowance),
         }
         let word = self.guards.words.load(candidate.engine);
-        if !word.is_clear() && word.generation() == candidate.generation {
+        if word.is_clear() && self.guards.back_offs.is_clear() {
+            return standby_only.then_some(Refusal::StandbyOnly);
+        }
+        let particulars = &class.particulars[usize::from(at)];
+        if !word.is_clear() && word.generation() == particulars.generation {
             let state = word.unpack();
             if state.out {
                 return Some(Refusal::Out);
@@ -268,13 +273,13 @@ impl Question<'_, '_> {
             if state.over_allowance {
                 return Some(Refusal::OverAllowance);
             }
-            let penalty = remaining_penalty(state.penalty, candidate.planned_factor);
-            if penalty > 0.0 && penalty_refuses(self.key, candidate.id_hash, penalty) {
+            let penalty = remaining_penalty(state.penalty, particulars.planned_factor);
+            if penalty > 0.0 && penalty_refuses(self.key, particulars.id_hash, penalty) {
                 return Some(Refusal::Penalised);
             }
             standby_only |= state.standby_only;
         }
-        let (engine, generation) = (candidate.engine, candidate.generation);
+        let (engine, generation) = (candidate.engine, particulars.generation);
         if !self
             .guards
             .back_offs
@@ -288,8 +293,8 @@ impl Question<'_, '_> {
     /// Why every candidate refused.
     fn count(&self, class: &ClassIndex) -> Refused {
         let mut refused = Refused::default();
-        for candidate in &class.candidates {
-            match self.refusal(candidate) {
+        for at in 0..class.candidates.len() {
+            match self.refusal(class, at as u16) {
                 Some(Refusal::Out) => refused.out += 1,
                 Some(Refusal::Draining) => refused.draining += 1,
                 Some(Refusal::OverAllowance) => refused.over_allowance += 1,

@@ -79,7 +79,8 @@ impl Sentinel {
     fn adopt(&mut self, policy: Policy, source: Source, now_ns: u64) {
         let credentials = &self.shared.config.credentials;
         let usable = |engine: &_| engines::unusable(engine, credentials).is_none();
-        let index = PolicyIndex::build(&policy, &usable);
+        let before = self.publisher.current().map(|adopted| &adopted.index);
+        let index = PolicyIndex::build_after(before, &policy, &usable);
         if let Some(signals) = &mut self.signals {
             signals.want(shape_for(&policy, signals.writer.shape().shards));
         }

@@ -120,8 +120,13 @@ pub(crate) fn choose(shard: &Shard, target: &Target, tried: &Tried) -> Result<Ch
         let with = |back_offs: &mut BackOffs| {
             let mut guards = Guards {
                 words: &shard.guard,
+                // Nobody asks for the time while nobody is backed off.
+                now_ns: if back_offs.is_clear() {
+                    0
+                } else {
+                    monotonic_ns()
+                },
                 back_offs,
-                now_ns: monotonic_ns(),
             };
             select(
                 &adopted.index,
@@ -158,11 +163,8 @@ pub(crate) fn choose(shard: &Shard, target: &Target, tried: &Tried) -> Result<Ch
 }
 
 fn position_of(adopted: &Adopted, target: &Target) -> Option<u16> {
-    let classes = &adopted.policy.classes;
-    let position = classes
-        .binary_search_by_key(&target.class.0, |class| class.slot)
-        .ok()?;
-    (classes[position].generation == target.class.1).then(|| u16::try_from(position).ok())?
+    let (slot, generation) = target.class;
+    adopted.index.position_of(slot, generation)
 }
 
 fn affinity_header<'a>(config: &Config, asked: &Asked<'a>) -> Option<&'a [u8]> {
