@@ -1,4 +1,5 @@
-//! The method `network` against the method `lp`, and against true
+//! The method `network` against the method `lp`, and against true capacities and bounds.
+
 use std::path::Path;
 use std::process::Command;
 

@@ -31,6 +31,11 @@ const MIXES: [(f64, f64); 3] = [(0.5, 2.0), (4.0, 0.5), (2.0, 2.0)];
 pub(crate) fn fleet(rng: &mut StdRng) -> Problem {
     let frontends = rng.random_range(2..6_usize);
     let engines = rng.random_range(6..16_usize);
+    sized(rng, frontends, engines)
+}
+
+/// The same with so many of both.
+pub(crate) fn sized(rng: &mut StdRng, frontends: usize, engines: usize) -> Problem {
     let kinds: Vec<usize> = (0..engines)
         .map(|_| rng.random_range(0..KINDS.len()))
         .collect();

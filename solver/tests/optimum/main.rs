@@ -10,6 +10,7 @@
 
 mod cases;
 mod congestion;
+mod drift;
 mod fleet;
 mod general;
 mod headroom;
@@ -18,4 +19,5 @@ mod memory;
 mod oracle;
 mod scales;
 mod shares;
+mod terms;
 mod warm;

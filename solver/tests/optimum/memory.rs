@@ -124,3 +124,40 @@ fn general_fleets_with_memory_are_near_the_general_program_and_never_over() {
     assert!(median <= 0.005, "median {median}");
     assert!(worst <= 0.03, "worst {worst} in case {case}");
 }
+
+/// Frontends and engines of a fleet of three classes that is too large for the general program at the
+/// end of the rounds.
+const LARGE: (usize, usize) = (20, 200);
+/// What rounds alone leave there, relatively: more than where the general program combines them.
+const MOST_LARGE: f64 = 0.05;
+
+/// What rounds alone leave. `POINTSMAN_KV_FLEETS` gives a number of fleets.
+#[test]
+fn large_fleets_with_memory_are_never_over_and_not_far_from_the_general_program() {
+    let seed = 163;
+    let mut rng = StdRng::seed_from_u64(seed);
+    let fleets = std::env::var("POINTSMAN_KV_FLEETS").map_or(1, |n| n.parse().expect("a number"));
+    let mut gaps = Vec::new();
+    for case in 0..fleets {
+        let what = format!("seed {seed}, case {case}");
+        let mut problem = general::sized(&mut rng, LARGE.0, LARGE.1);
+        with_memory(&mut rng, &mut problem);
+        let network = solved(&problem, Method::Network, &what);
+        assert_never_over(&problem, &network, &what);
+        assert_all_accounted(&problem, &network, &what);
+        let held = held(&problem, &network.shares);
+        assert!(held.iter().all(|held| *held <= 1.0 + 1e-8), "{what}");
+        let full = held.iter().filter(|held| **held > 0.999).count();
+        let general = solved(&problem, Method::Lp, &what);
+        let gap = network.terms.total() / general.terms.total() - 1.0;
+        println!(
+            "{what}: {:.3} % over the general program, {} rounds, {full} engines full of memory",
+            100.0 * gap,
+            network.rounds
+        );
+        assert!(full > 10, "{what}: memory binds at {full}");
+        gaps.push(gap);
+    }
+    gaps.sort_by(f64::total_cmp);
+    assert!(gaps[gaps.len() - 1] <= MOST_LARGE, "{gaps:?}");
+}
