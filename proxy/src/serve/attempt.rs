@@ -254,18 +254,14 @@ impl Attempt {
             client.set_deadline(begun_ns + shard.connect_ns);
             match client.during(pin!(Socket::connect(*address))).await {
                 Ok(Ok(mut socket)) => {
-                    let took_us = (monotonic_ns() - begun_ns) / 1_000;
                     let rtt_us = socket.rtt_us();
-                    self.measure(|cell| {
-                        cell.connect_us(took_us);
-                        if let Some(rtt_us) = rtt_us {
-                            cell.rtt_us(rtt_us);
-                        }
-                    });
+                    self.measure(|cell| rtt_us.into_iter().for_each(|us| cell.rtt_us(us)));
                     if let Some(failed) = self.secure(client, &mut socket).await? {
                         end = failed;
                         continue;
                     }
+                    let took_us = (monotonic_ns() - begun_ns) / 1_000;
+                    self.measure(|cell| cell.connect_us(took_us));
                     let mut back_offs = shard.back_offs.borrow_mut();
                     back_offs.succeeded(self.engine.slot, self.engine.generation);
                     return Ok(socket);
