@@ -41,6 +41,8 @@ const FULL: f64 = 0.9;
 const ALONE: f64 = 0.15;
 /// Steps of a full engine after which a mix is over.
 const FULL_STEPS: usize = 2;
+/// Loads after that, parts of what the engine got done.
+const NEAR_FULL: [f64; 2] = [0.8, 0.9];
 
 /// Sweeps the engine.
 pub async fn run(args: Args) -> anyhow::Result<()> {
@@ -142,7 +144,7 @@ impl Sweep<'_> {
         })
     }
 
-    /// Sweeps one mix.
+    /// Sweeps one mix: loads that rise until the engine was full twice, then those near it.
     async fn mix(
         &self,
         mix: Mix,
@@ -150,74 +152,127 @@ impl Sweep<'_> {
         measure: Measure,
         sheet: &mut Sheet,
     ) -> anyhow::Result<()> {
-        let args = self.args;
-        let words = measure.words(mix.prompt_tokens);
-        let common = (words as f64 * args.shared).round() as usize;
-        let common_text = prompt::text(common, args.seed ^ 0x5eed);
-        let mut made = 0;
-        let mut next_prompt = || {
-            made += 1;
-            let seed = args.seed.wrapping_mul(1_000_003) ^ (number << 40) ^ made;
-            let own = prompt::text((words - common).max(1), seed);
-            if common > 0 {
-                format!("{common_text} {own}")
-            } else {
-                own
-            }
-        };
+        let mut course = Course::new(self.args, mix, number, measure);
         // Alone, twice: the second has met the common part before.
-        self.one(&next_prompt(), mix.output_tokens).await?;
-        let alone = self.one(&next_prompt(), mix.output_tokens).await?;
-        let mut answer_s = (alone.ttft_ns + alone.gaps_ns) as f64 / 1e9;
-        let mut network_ms = alone.connect_ns as f64 / 1e6;
-        let mut full = 0;
-        for (i, load_rps) in args
-            .steps(ALONE / answer_s.max(1e-4))
-            .into_iter()
-            .enumerate()
-        {
-            self.watch.idle().await?;
-            self.watch.take_kv_use();
-            let settle_s = args.settle_s.max(1.5 * answer_s).min(MOST_SETTLE_S);
-            let plan = Plan {
-                load_rps,
-                arrivals: args.arrivals,
-                settle: Duration::from_secs_f64(settle_s),
-                measured: Duration::from_secs_f64(args.seconds),
-                timeout: Duration::from_millis(args.timeout_ms),
-                max_in_flight: args.max_in_flight,
-                seed: args.seed ^ (number << 32) ^ i as u64,
-            };
-            let request = || self.form().request(&next_prompt(), mix.output_tokens);
-            let seen = tokio::select! {
-                seen = step::run(&plan, self.address, &self.watch, self.alarm, request) => seen,
-                foreign = self.watch.foreign() => return Err(foreign),
-            };
-            if let Some(failure) = seen.only_failures() {
-                bail!("at {load_rps} requests/s every request failed, the first: {failure}");
-            }
-            let Some(row) = seen.row(mix.prompt_tokens) else {
-                // Too few requests to meet one in the time that counts.
+        self.one(&course.prompt(), mix.output_tokens).await?;
+        let alone = self.one(&course.prompt(), mix.output_tokens).await?;
+        course.answer_s = (alone.ttft_ns + alone.gaps_ns) as f64 / 1e9;
+        course.network_ms = alone.connect_ns as f64 / 1e6;
+        let (mut full, mut most_done_rps) = (0, 0.0_f64);
+        for load_rps in self.args.steps(ALONE / course.answer_s.max(1e-4)) {
+            let Some(row) = self.step(&mut course, load_rps).await? else {
                 continue;
             };
-            network_ms = seen.connect_ms().unwrap_or(network_ms).min(network_ms);
-            answer_s = seen.answer_s();
-            let row = Row {
-                kind: args.kind.clone(),
-                model: self.model.clone(),
-                network_ms,
-                kv_use: self.watch.take_kv_use(),
-                ..row
-            };
             sheet.write(&row)?;
-            print(&line(&row));
-            let is_full = row.completed_rps < FULL * row.load_rps || row.failed_share > FAILS;
-            full += usize::from(is_full);
-            if full >= FULL_STEPS || row.ttft_ms.1 > args.max_ttft_ms {
+            if row.completed_rps < FULL * row.load_rps || row.failed_share > FAILS {
+                full += 1;
+                most_done_rps = most_done_rps.max(row.completed_rps);
+            }
+            if row.ttft_ms.1 > self.args.max_ttft_ms {
+                return Ok(());
+            }
+            if full >= FULL_STEPS {
                 break;
             }
         }
+        if full < FULL_STEPS || !self.args.loads.is_empty() {
+            return Ok(());
+        }
+        // Between the last load that kept up and the first that did not curves bend most, and one
+        // that happens to stand just under full is of an engine that is not yet done filling.
+        for part in NEAR_FULL {
+            if let Some(row) = self.step(&mut course, part * most_done_rps).await? {
+                sheet.write(&row)?;
+            }
+        }
         Ok(())
+    }
+
+    /// One load; `None` where too few requests came to meet one in the time that counts.
+    async fn step(&self, course: &mut Course<'_>, load_rps: f64) -> anyhow::Result<Option<Row>> {
+        let args = self.args;
+        self.watch.idle().await?;
+        self.watch.take_kv_use();
+        let settle_s = args.settle_s.max(1.5 * course.answer_s).min(MOST_SETTLE_S);
+        let plan = Plan {
+            load_rps,
+            arrivals: args.arrivals,
+            settle: Duration::from_secs_f64(settle_s),
+            measured: Duration::from_secs_f64(args.seconds),
+            timeout: Duration::from_millis(args.timeout_ms),
+            max_in_flight: args.max_in_flight,
+            seed: args.seed ^ (course.number << 32) ^ course.steps,
+        };
+        course.steps += 1;
+        let output_tokens = course.mix.output_tokens;
+        let request = || self.form().request(&course.prompt(), output_tokens);
+        let seen = tokio::select! {
+            seen = step::run(&plan, self.address, &self.watch, self.alarm, request) => seen,
+            foreign = self.watch.foreign() => return Err(foreign),
+        };
+        if let Some(failure) = seen.only_failures() {
+            bail!("at {load_rps} requests/s every request failed, the first: {failure}");
+        }
+        let Some(row) = seen.row(course.mix.prompt_tokens) else {
+            return Ok(None);
+        };
+        let network_ms = seen.connect_ms().unwrap_or(course.network_ms);
+        course.network_ms = network_ms.min(course.network_ms);
+        course.answer_s = seen.answer_s();
+        let row = Row {
+            kind: args.kind.clone(),
+            model: self.model.clone(),
+            network_ms: course.network_ms,
+            kv_use: self.watch.take_kv_use(),
+            ..row
+        };
+        print(&line(&row));
+        Ok(Some(row))
+    }
+}
+
+/// One mix while it is swept.
+struct Course<'a> {
+    args: &'a Args,
+    mix: Mix,
+    number: u64,
+    /// Words of a prompt that are its own, and the text that all have in common.
+    own_words: usize,
+    common: String,
+    /// Prompts and steps made.
+    prompts: u64,
+    steps: u64,
+    /// How long an answer takes, as last seen.
+    answer_s: f64,
+    /// The least that connecting took.
+    network_ms: f64,
+}
+
+impl<'a> Course<'a> {
+    fn new(args: &'a Args, mix: Mix, number: u64, measure: Measure) -> Self {
+        let words = measure.words(mix.prompt_tokens);
+        let common = (words as f64 * args.shared).round() as usize;
+        Self {
+            args,
+            mix,
+            number,
+            own_words: (words - common).max(1),
+            common: match common {
+                0 => String::new(),
+                words => prompt::text(words, args.seed ^ 0x5eed) + " ",
+            },
+            prompts: 0,
+            steps: 0,
+            answer_s: 0.0,
+            network_ms: f64::INFINITY,
+        }
+    }
+
+    /// A prompt that no other is.
+    fn prompt(&mut self) -> String {
+        self.prompts += 1;
+        let seed = self.args.seed.wrapping_mul(1_000_003) ^ (self.number << 40) ^ self.prompts;
+        format!("{}{}", self.common, prompt::text(self.own_words, seed))
     }
 }
 
