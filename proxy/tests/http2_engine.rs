@@ -26,6 +26,8 @@ both_drivers!(
     c09_a_client_that_leaves_resets_its_stream,
     /// C05: what stands above a GOAWAY goes elsewhere, what stands below ends.
     c05_a_goaway_moves_only_what_was_not_begun,
+    /// C05: the same of a GOAWAY with an error, and a connection that is lost moves all.
+    c05_a_goaway_in_anger_and_a_lost_connection,
     a_goaway_of_the_only_engine_leads_to_a_new_connection,
     /// C06: streams before the first SETTINGS are few, and a shrinking limit is kept to.
     c06_limits_of_streams_are_kept_to,
@@ -225,6 +227,35 @@ fn c05_a_goaway_moves_only_what_was_not_begun(driver: Driver) {
     // Nothing more is sent there, and it ends with its last stream.
     while conn.frame().is_some_and(|frame| frame.kind != HEADERS) {}
     proxy.await_rest();
+}
+
+fn c05_a_goaway_in_anger_and_a_lost_connection(driver: Driver) {
+    const ENHANCE_YOUR_CALM: u32 = 11;
+    for is_lost in [false, true] {
+        let listener = listener();
+        let standby = Engine2::named("standby");
+        let draft = Draft::with_standby(listener.local_addr().unwrap(), standby.address()).http2();
+        let proxy = Proxy::start(driver, &draft);
+        let first = ask_later(&proxy, post(CHAT, UNARY));
+        let mut conn = FrameConn::accept(&listener, Some(&[]));
+        let (stream, _) = conn.request();
+        let second = ask_later(&proxy, post(CHAT, UNARY));
+        conn.request();
+        if is_lost {
+            drop(conn);
+        } else {
+            conn.send(&Frame::go_away(stream, ENHANCE_YOUR_CALM));
+            conn.send(&Frame::head(stream, &[(":status", "200")], true));
+        }
+        let (first, second) = (first.join().unwrap(), second.join().unwrap());
+        let moved = [&first, &second].map(|answer| answer.text() == r#"{"engine":"standby"}"#);
+        assert_eq!((first.status(), second.status()), (200, 200));
+        assert_eq!(moved, [is_lost, true]);
+        let count = 1 + usize::from(is_lost);
+        assert_eq!(standby.requests().len(), count);
+        proxy.await_metric("pointsman_proxy_retries_total", &[], count as f64);
+        proxy.await_rest();
+    }
 }
 
 fn a_goaway_of_the_only_engine_leads_to_a_new_connection(driver: Driver) {
