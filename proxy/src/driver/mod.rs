@@ -119,7 +119,7 @@ fn agree(
 ) -> Result<Driver, DriverError> {
     let mut plan = (wanted != IoDriver::Epoll).then_some(RingPlan {
         entries: RING_ENTRIES,
-        flags: Flags::SingleIssuer,
+        flags: Flags::DeferTaskrun,
     });
     let mut refusal = None;
     while let Some(ring) = plan {
@@ -228,7 +228,7 @@ mod tests {
     #[test]
     fn a_willing_kernel_gives_the_full_ring() {
         let (result, tried) = agreed(IoDriver::Auto, |_| None);
-        assert_eq!(result.unwrap(), ring(1_024, Flags::SingleIssuer));
+        assert_eq!(result.unwrap(), ring(1_024, Flags::DeferTaskrun));
         assert_eq!(tried.len(), 1);
     }
 
@@ -240,7 +240,7 @@ mod tests {
                 Driver::Epoll => None,
             });
             assert_eq!(result.unwrap(), Driver::Epoll);
-            assert_eq!(tried, [ring(1_024, Flags::SingleIssuer), Driver::Epoll]);
+            assert_eq!(tried, [ring(1_024, Flags::DeferTaskrun), Driver::Epoll]);
         }
     }
 
@@ -265,7 +265,12 @@ mod tests {
             _ => Some(libc::EINVAL),
         });
         assert_eq!(result.unwrap(), ring(1_024, Flags::None));
-        let flags = [Flags::SingleIssuer, Flags::CoopTaskrun, Flags::None];
+        let flags = [
+            Flags::DeferTaskrun,
+            Flags::SingleIssuer,
+            Flags::CoopTaskrun,
+            Flags::None,
+        ];
         assert_eq!(tried, flags.map(|flags| ring(1_024, flags)));
     }
 
@@ -275,7 +280,7 @@ mod tests {
             Driver::IoUring(plan) => (plan.entries > 300).then_some(libc::ENOMEM),
             Driver::Epoll => None,
         });
-        assert_eq!(result.unwrap(), ring(256, Flags::SingleIssuer));
+        assert_eq!(result.unwrap(), ring(256, Flags::DeferTaskrun));
         assert_eq!(tried.len(), 3);
         let (result, tried) = agreed(IoDriver::Auto, |driver| match driver {
             Driver::IoUring(_) => Some(libc::ENOMEM),

@@ -19,10 +19,11 @@ pub struct RingPlan {
 }
 
 /// How much a ring may assume, from the newest kernel to the oldest.
-///
-/// Not DEFER_TASKRUN: it gathers completions until the next wait, which monoio's turn does anyway.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Flags {
+    /// One thread submits, and completions are worked off when it waits for them and at no other
+    /// time (Linux 6.1). So no task may go on for ever without waiting for the ring.
+    DeferTaskrun,
     /// One thread submits (Linux 6.0), and completions do not interrupt it.
     SingleIssuer,
     /// Completions do not interrupt the thread (Linux 5.19).
@@ -40,6 +41,7 @@ impl RingPlan {
     pub fn builder(self) -> io_uring::Builder {
         let mut builder = IoUring::builder();
         match self.flags {
+            Flags::DeferTaskrun => builder.setup_single_issuer().setup_defer_taskrun(),
             Flags::SingleIssuer => builder.setup_single_issuer().setup_coop_taskrun(),
             Flags::CoopTaskrun => builder.setup_coop_taskrun(),
             Flags::None => &mut builder,
@@ -72,6 +74,10 @@ impl RingPlan {
     #[must_use]
     pub fn next_after(self, error: &io::Error, floor_entries: u32) -> Option<Self> {
         match (error.raw_os_error(), self.flags) {
+            (Some(libc::EINVAL), Flags::DeferTaskrun) => Some(Self {
+                flags: Flags::SingleIssuer,
+                ..self
+            }),
             (Some(libc::EINVAL), Flags::SingleIssuer) => Some(Self {
                 flags: Flags::CoopTaskrun,
                 ..self

@@ -40,4 +40,5 @@ mod target;
 #[cfg(test)]
 mod testing;
 pub(crate) mod tls;
+mod turn;
 mod upload;

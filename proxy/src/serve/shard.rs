@@ -20,6 +20,7 @@ use super::h2::{EnginePools2, Rules};
 use super::listener;
 use super::pool::Pools;
 use super::stream::Patience;
+use super::turn;
 use crate::clock::{boottime_ns, monotonic_ns};
 use crate::config::Config;
 use crate::decide::admit::AdmittedRates;
@@ -109,6 +110,10 @@ pub async fn run(context: ShardContext) -> ShardEnd {
     let (shard, listeners) = Shard::new(context);
     let shard = Rc::new(shard);
     shard.refresh_policy();
+    // With epoll every write is sent at once, so no turn needs an end.
+    if !monoio::utils::is_legacy() {
+        monoio::spawn(turn::mark());
+    }
     for listener in listeners {
         monoio::spawn(listener::run(Rc::clone(&shard), listener));
     }

@@ -22,6 +22,7 @@ use monoio::io::{AsyncReadRent, AsyncWriteRent};
 use monoio::net::TcpStream;
 
 use super::tls::{Alpn, Session};
+use super::turn;
 use crate::secrets::TlsFailure;
 
 /// A connected TCP socket of one shard, with or without TLS inside: every operation means the same
@@ -100,9 +101,16 @@ impl Socket {
         }
     }
 
-    /// Writes some of `buffer`; of a TLS connection's, the kernel has all that counts as written.
+    /// Writes some of `buffer`; of a TLS connection's, the kernel has all that counts as written. The
+    /// first write of a turn is sent at once where the kernel takes it.
     pub(crate) async fn write<T: IoBuf>(&self, buffer: T) -> BufResult<usize, T> {
         if self.tls.is_none() {
+            if turn::is_first_write() {
+                match self.wire().write(bytes_of(&buffer)) {
+                    Err(error) if is_transient(&error) => {}
+                    written => return (written, buffer),
+                }
+            }
             return self.stream_mut().write(buffer).await;
         }
         let written = self.give_and_flush(bytes_of(&buffer)).await;

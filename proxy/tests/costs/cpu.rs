@@ -79,7 +79,7 @@ struct Subject {
     shard: u32,
     listener: TcpListener,
     streams: Streams,
-    answers: Answers,
+    pair: Pair,
 }
 
 impl Subject {
@@ -90,13 +90,12 @@ impl Subject {
         let proxy = Proxy::under(&program, driver, &draft);
         let shard = shard_of(&proxy).expect("a proxy has a shard");
         let streams = Streams::open(proxy.address, &listener, pair, STREAMS);
-        let answers = Answers::open(proxy.address, &listener, pair);
         Self {
             proxy,
             shard,
             listener,
             streams,
-            answers,
+            pair,
         }
     }
 
@@ -107,7 +106,9 @@ impl Subject {
         let alone = self.cpu_us();
         (0..BURSTS).for_each(|_| self.streams.burst(|_| {}));
         let burst = self.cpu_us();
-        (0..REQUESTS).for_each(|_| self.answers.ask(self.proxy.address, &self.listener));
+        // Anew: connections of the round before have been idle for too long.
+        let mut answers = Answers::open(self.proxy.address, &self.listener, self.pair);
+        (0..REQUESTS).for_each(|_| answers.ask(self.proxy.address, &self.listener));
         let ended = self.cpu_us();
         [
             (alone - begun) / ALONE as f64,

@@ -310,18 +310,27 @@ async fn posted(socket: Rc<Socket>, mut bytes: Vec<u8>) -> (io::Result<usize>, V
 }
 
 async fn patient(socket: Rc<Socket>, bytes: Vec<u8>) -> (io::Result<usize>, Vec<u8>) {
-    let length = bytes.len();
     // While nothing comes only the few bytes of a cut head are held.
-    let held = bytes.into_boxed_slice();
+    let mut held = bytes.into_boxed_slice();
     loop {
         // A failed wait is looked into by the take that follows.
         let _ = socket.readable().await;
-        let mut bytes = Vec::with_capacity(PATIENT_BYTES);
-        bytes.extend_from_slice(&held);
-        bytes.resize(PATIENT_BYTES, 0);
-        match socket.take(&mut bytes[length..]) {
+        let taken = LANDING.with_borrow_mut(|landing| {
+            let count = socket.take(&mut landing[..])?;
+            let mut bytes = std::mem::take(&mut held).into_vec();
+            bytes.extend_from_slice(&landing[..count]);
+            Ok((count, bytes))
+        });
+        match taken {
+            Ok((count, bytes)) => return (Ok(count), bytes),
             Err(error) if is_transient(&error) => {}
-            result => return (result, bytes),
+            Err(error) => return (Err(error), held.into_vec()),
         }
     }
+}
+
+thread_local! {
+    /// Where the bytes of one read land, for the moment until they are copied to their connection:
+    /// memory of their own size, where a buffer for each read would be cleared at its full length.
+    static LANDING: RefCell<Box<[u8]>> = RefCell::new(vec![0; PATIENT_BYTES].into_boxed_slice());
 }
