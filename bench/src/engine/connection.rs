@@ -1,10 +1,12 @@
-//! One HTTP/1.1 connection to a mock engine: bytes to requests, steps to bytes.
+//! One connection to a mock engine: which HTTP it speaks, and HTTP/1.1's bytes to requests, steps to
+//! bytes (`http2` has the other's).
 //!
 //! While an answer is under way the socket is read too, so that a client that leaves is noticed at
 //! once, in a silent prefill as well. Bytes of a next request are kept (up to a head's length).
 
 use std::io;
 use std::rc::Rc;
+use std::time::Duration;
 
 use socket2::SockRef;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -12,13 +14,16 @@ use tokio::net::TcpStream;
 
 use super::api::{self, Answer, Request, Response};
 use super::generation::{Generation, Step};
-use super::{Engine, NAME_HEADER};
+use super::{Engine, Http, NAME_HEADER, http2};
 use crate::h1::body::{Decoder, Piece};
 use crate::h1::head::{Framing, RequestHead, parse_request};
 use crate::h1::{HEAD_BYTES, Malformed};
+use crate::h2::frame::PREFACE;
 
 /// Bytes read at once.
 const READ_BYTES: usize = 64 * 1024;
+/// Time until the rest of a preface is looked for.
+const PEEK_AGAIN: Duration = Duration::from_millis(1);
 
 /// A connection and the bytes read ahead from it.
 pub(super) struct Connection {
@@ -35,17 +40,24 @@ enum Unread {
     Bad(Response),
 }
 
-/// Serves one engine's client until either side is done.
+/// Serves one engine's client until either side is done. What it speaks its first bytes say.
 pub(super) async fn serve(engine: Rc<Engine>, stream: TcpStream) {
+    let http = engine.settings.http;
+    let speaks_http2 = tokio::select! {
+        begins = begins_as_http2(&stream) => begins,
+        () = idle(&engine) => return,
+    };
+    match (speaks_http2, http) {
+        (true, Http::Both | Http::H2) => http2::serve(engine, stream).await,
+        (false, Http::Both | Http::H1) => serve_http1(engine, stream).await,
+        (true, Http::H1) | (false, Http::H2) => {}
+    }
+}
+
+async fn serve_http1(engine: Rc<Engine>, stream: TcpStream) {
     let mut connection = Connection::new(stream, engine.settings.body_bytes);
     loop {
-        let idle = async {
-            match engine.settings.idle_close_ms {
-                Some(idle_ms) => engine.alarm.after(idle_ms * 1_000_000).await,
-                None => std::future::pending().await,
-            }
-        };
-        let (request, close) = match connection.request(idle).await {
+        let (request, close) = match connection.request(idle(&engine)).await {
             Ok(read) => read,
             Err(Unread::Gone) => return,
             Err(Unread::Bad(response)) => {
@@ -64,6 +76,30 @@ pub(super) async fn serve(engine: Rc<Engine>, stream: TcpStream) {
         };
         if done.is_err() || close {
             return;
+        }
+    }
+}
+
+/// Resolves when a connection has been idle for as long as the engine allows.
+pub(super) async fn idle(engine: &Engine) {
+    match engine.settings.idle_close_ms {
+        Some(idle_ms) => engine.alarm.after(idle_ms * 1_000_000).await,
+        None => std::future::pending().await,
+    }
+}
+
+/// Whether a client's first bytes, which stay unread, are HTTP/2's.
+async fn begins_as_http2(stream: &TcpStream) -> bool {
+    let mut first = [0; 3];
+    loop {
+        match stream.peek(&mut first).await {
+            // No method of HTTP/1.1 begins as the preface does.
+            Ok(3) => return first == PREFACE[..3],
+            Ok(count) if count > 0 && first[..count] == PREFACE[..count] => {
+                // A byte or two of either: what is there would be told of again at once.
+                tokio::time::sleep(PEEK_AGAIN).await;
+            }
+            _ => return false,
         }
     }
 }
@@ -256,7 +292,7 @@ impl Connection {
                     frame.extend_from_slice(body);
                 }
                 Step::Reset => {
-                    SockRef::from(&self.stream).set_linger(Some(std::time::Duration::ZERO))?;
+                    SockRef::from(&self.stream).set_linger(Some(Duration::ZERO))?;
                     return Err(io::ErrorKind::ConnectionReset.into());
                 }
                 Step::Fin => return Err(io::ErrorKind::UnexpectedEof.into()),

@@ -4,9 +4,9 @@
 //! queue, a prefix cache, vLLM's metric names, and switches that make it fail in the ways real
 //! engines do. It computes nothing; every event says when it was sent and when it was due.
 //!
-//! Several engines in one process share nothing but the thread. The transport (`connection`,
-//! `crate::h1`) turns bytes into an `api::Request` and steps of an answer into bytes; everything
-//! else does not know which HTTP it serves.
+//! Several engines in one process share nothing but the thread. The transports (`connection` and
+//! `crate::h1`, `http2`) turn bytes into an `api::Request` and steps of an answer into bytes;
+//! everything else does not know which HTTP it serves.
 
 use std::net::SocketAddr;
 use std::rc::Rc;
@@ -17,6 +17,7 @@ mod api;
 mod connection;
 mod curve;
 mod generation;
+mod http2;
 mod listener;
 mod metrics;
 mod prefix;
@@ -28,6 +29,7 @@ mod state;
 mod step;
 mod switches;
 
+pub use crate::bare::engine::Http;
 pub use curve::Curve;
 pub use settings::{Args, Emission, Settings};
 pub use state::Engine;

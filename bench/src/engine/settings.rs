@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use anyhow::ensure;
 use clap::ValueEnum;
 
-use super::Curve;
+use super::{Curve, Http};
 
 /// Mock engines: their addresses, latency, capacity and limits.
 ///
@@ -68,6 +68,12 @@ pub struct Args {
     /// Close a connection that has been idle for so long (ms), without saying so; 0 never does.
     #[arg(long, default_value_t = 0)]
     pub idle_close_ms: u64,
+    /// What the engines speak; where both, a connection's first bytes decide.
+    #[arg(long, value_enum, default_value = "both")]
+    pub http: Http,
+    /// Streams of one HTTP/2 connection at once.
+    #[arg(long, default_value_t = 256)]
+    pub max_streams: u32,
     /// Most connections of an engine; more are closed at once.
     #[arg(long, default_value_t = 20_000)]
     pub max_connections: u64,
@@ -115,6 +121,10 @@ pub struct Settings {
     pub events: u64,
     /// Idle time after which a connection is closed.
     pub idle_close_ms: Option<u64>,
+    /// What is spoken.
+    pub http: Http,
+    /// Streams of one HTTP/2 connection at once.
+    pub max_streams: u32,
     /// Most connections.
     pub max_connections: u64,
     /// Most bytes of a body.
@@ -147,6 +157,7 @@ impl Args {
             "--cache-gain: not within 0 to 1"
         );
         ensure!(self.max_running > 0, "--max-running: must be at least 1");
+        ensure!(self.max_streams > 0, "--max-streams: must be at least 1");
         ensure!(self.kv_tokens > 0, "--kv-tokens: must be at least 1");
         ensure!(!self.listen.is_empty(), "--listen: at least one address");
         ensure!(
@@ -172,6 +183,8 @@ impl Args {
             emission: self.emission,
             events: self.events,
             idle_close_ms: (self.idle_close_ms > 0).then_some(self.idle_close_ms),
+            http: self.http,
+            max_streams: self.max_streams,
             max_connections: self.max_connections,
             body_bytes: self.body_bytes,
         })

@@ -56,7 +56,7 @@ pub(super) async fn gather(
 }
 
 /// Sends a piece as its windows allow.
-pub(super) async fn send_all(
+pub(crate) async fn send_all(
     out: &mut SendStream<Bytes>,
     mut piece: Bytes,
     end: bool,

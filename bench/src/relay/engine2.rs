@@ -48,7 +48,7 @@ impl Pool {
             return Ok(slot);
         }
         let stream = super::connect(self.engine).await?;
-        // Others may have connected meanwhile: one connection carries them all.
+        // Another may have connected meanwhile: its connection carries both, and this one is closed.
         if let Some(slot) = self.free() {
             return Ok(slot);
         }

@@ -28,6 +28,8 @@ mod from_http1;
 mod from_http2;
 mod line;
 
+pub(crate) use body::send_all;
+
 /// Entries of the ring.
 const RING_ENTRIES: u32 = 1024;
 /// Connections the kernel holds that were not accepted yet.
