@@ -9,7 +9,8 @@ use crate::error::Error;
 use crate::history::read::{self, Walk};
 use crate::history::{self, replay};
 use crate::model::explain::{
-    Choice, Explanation, FixedBy, Limit, LimitKind, Micros, SourceWhy, Wanted, explain,
+    Choice, Explanation, FixedBy, Limit, LimitKind, MOST_ERROR, Micros, Quality, SourceWhy,
+    USUAL_ERROR, Wanted, explain,
 };
 use crate::operate::client::{self, Place};
 use crate::store::local;
@@ -85,19 +86,11 @@ fn recorded(args: &ExplainArgs, number: u64, wanted: &Wanted) -> Result<Explanat
 /// An explanation for people.
 fn text(why: &Explanation) -> String {
     let mut text = String::new();
-    let tolerance = match why.tolerance_ms > 0.0 {
-        true => format!(
-            "up to {:.6} ms a request off an exact optimum",
-            why.tolerance_ms
-        ),
-        false => "exact".to_owned(),
-    };
+    let (method, prices) = (&why.method, &why.prices);
+    let quality = quality(why);
     line(
         &mut text,
-        format_args!(
-            "method {}; prices from {}: {tolerance}",
-            why.method, why.prices
-        ),
+        format_args!("method {method}; prices from {prices}: {quality}"),
     );
     line(
         &mut text,
@@ -114,6 +107,27 @@ fn text(why: &Explanation) -> String {
         line(&mut text, format_args!("  {}", limit_text(limit)));
     }
     text
+}
+
+/// How good the prices are, in words.
+fn quality(why: &Explanation) -> String {
+    let off = match why.tolerance_ms > 0.0 {
+        true => format!(
+            "; choices in use are {:.3} ms beyond the cheapest on average, {:.3} at most",
+            why.mean_off_ms, why.tolerance_ms
+        ),
+        false => String::new(),
+    };
+    match why.quality {
+        Quality::Exact => "exact".to_owned(),
+        Quality::Estimate => format!(
+            "estimates, half of them within {} % of what solving again says, nine in ten within \
+             {} %{off}",
+            100.0 * USUAL_ERROR,
+            100.0 * MOST_ERROR
+        ),
+        Quality::Rough => format!("rough, since no program could be solved{off}"),
+    }
 }
 
 fn source_lines(text: &mut String, source: &SourceWhy) {

@@ -70,9 +70,13 @@ pub struct Explanation {
     pub method: String,
     /// Where prices come from.
     pub prices: String,
-    /// Most that exchanging one request for another would still gain: 0 where the plan is optimal
-    /// for the prices shown, a little where it was repaired.
+    /// Whether they are exact, or how good they are as estimates.
+    pub quality: Quality,
+    /// Most that a choice in use is beyond the cheapest at these prices: 0 where the plan is optimal
+    /// for the prices shown, a little where it was put together from many programs.
     pub tolerance_ms: f64,
+    /// The same of the mean request.
+    pub mean_off_ms: f64,
     /// Shares and loads this near to a border were taken for at it, in parts of a demand or of an
     /// engine: rounding where the plan is optimal, crumbs that repair left where it is not.
     pub near: f64,
@@ -81,6 +85,24 @@ pub struct Explanation {
     /// Engines on which something is short.
     pub limits: Vec<Limit>,
 }
+
+/// How good prices are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Quality {
+    /// What solving again with one unit more or less says, to the last digit.
+    Exact,
+    /// As measured against that: [`USUAL_ERROR`], [`MOST_ERROR`].
+    Estimate,
+    /// What planned loads say; not measured.
+    Rough,
+}
+
+/// Error of half of all estimates of what one more or one less request costs, relatively, at most:
+/// measured by solving again with other demand, over fleets of unlike engines and requests.
+pub const USUAL_ERROR: f64 = 0.01;
+/// The same of nine in ten.
+pub const MOST_ERROR: f64 = 0.05;
 
 /// Why one (frontend, class) has its weights.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -265,9 +287,16 @@ pub fn explain(
         method: ground.solution.method.name().to_owned(),
         prices: match prices.depth {
             exchange::Depth::Full => "exchanges of single requests at the plan".to_owned(),
+            exchange::Depth::Programs => "programs that are true at the plan".to_owned(),
             exchange::Depth::One => "the plan's loads, one exchange deep".to_owned(),
         },
-        tolerance_ms: prices.tolerance_ms,
+        quality: match prices.depth {
+            exchange::Depth::Full if prices.margins.alike => Quality::Exact,
+            exchange::Depth::Full | exchange::Depth::Programs => Quality::Estimate,
+            exchange::Depth::One => Quality::Rough,
+        },
+        tolerance_ms: prices.off_ms.0,
+        mean_off_ms: prices.off_ms.1,
         near: prices.near,
         sources,
         limits,

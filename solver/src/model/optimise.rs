@@ -23,6 +23,7 @@ use super::topology::Method;
 use curve::Curve;
 pub use warm::Warm;
 
+pub use flow::{Sides, Worth};
 pub use margins::{EngineMargin, Margins, SourceMargin, margins};
 
 /// A source that would fill an engine more than this many times over is a mistake.
@@ -156,6 +157,16 @@ pub fn optimise_from(
             Ok((solution, Some(warm)))
         }
     }
+}
+
+/// What engines are worth at an answer, by programs that are true there: prices where an answer is
+/// put together from many programs. Solves some: nothing for a pass.
+///
+/// # Errors
+///
+/// A program that cannot be stated, or that the pivot limit ended.
+pub fn worth(problem: &Problem, solution: &Solution) -> Result<Worth, Status> {
+    flow::worth(problem, solution)
 }
 
 /// By general programs.

@@ -2,31 +2,28 @@
 //!
 //! The graph of what can still be sent or taken back is walked twice: to the root, where a unit is
 //! served with room to spare or refused, and from it. At an optimum no cycle of that graph gains,
-//! so both walks end; where a plan is nearly one, a cycle may gain a little, and the least amount
-//! that every exchange has to be charged to end them is the tolerance of the prices. Where that
-//! would be much, as in a plan that was mended far from its program's optimum, gains of cycles are
-//! no prices: then engines cost what their planned load says, full ones what one exchange does, and
-//! the tolerance is how far requests stand from the cheapest choice at that. Work is the true work
-//! of each request on each engine, so that nothing here depends on the method.
+//! so both walks end, and prices are exact. A plan that was put together from many programs is near
+//! an optimum and at none: some cycle gains a little, again and again, and what it gains is no
+//! price. Then what is short at an engine has the price of programs that are true at the plan
+//! (`optimise::worth`), an engine with room costs what its planned load says, and how far requests
+//! stand from the cheapest choice at that is told beside. Work is the true work of each request on
+//! each engine, so that nothing here depends on the method.
 
 use super::ways::{Source, sources};
-use crate::model::optimise::{Margins, Solution, margins};
+use crate::model::optimise::{Margins, Solution, Worth, margins, worth};
 use crate::model::problem::Problem;
 
-/// What is this near to a border, in parts of an engine or of a source's demand, is at it. The
-/// first is rounding; the second looks past crumbs that a mend leaves.
+/// What is this near to a border, in parts of an engine or of a source's demand, is at it: by
+/// rounding, and by crumbs that a mend leaves.
 const NEAR: [f64; 2] = [1e-6, 1e-3];
-/// The same where prices are one exchange deep.
-const NEAR_SHALLOW: f64 = 1e-2;
+/// The same where a plan is no optimum.
+const NEAR_MENDED: f64 = 1e-2;
+/// Prices that differ by less, relatively, are the same whichever of both counts as near.
+const AGREE: f64 = 1e-4;
 /// Rounds of one walk; hardly any way has more exchanges.
 const ROUNDS: usize = 64;
 /// Changes of a price below this part of the dearest cost are rounding.
 const SAME: f64 = 1e-10;
-/// First tolerance that is tried, as part of the dearest way; each next is four times as much.
-const FIRST: f64 = 1e-6;
-/// Tolerances tried: the last is about a thousandth of the dearest way.
-const TRIES: u32 = 6;
-
 /// What is short at an engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Short {
@@ -43,7 +40,9 @@ pub(super) enum Short {
 pub(super) enum Depth {
     /// All.
     Full,
-    /// One.
+    /// None: what is short has the price of programs.
+    Programs,
+    /// One, where no program could be solved.
     One,
 }
 
@@ -54,6 +53,8 @@ pub(super) struct Prices {
     pub(super) sources: Vec<Option<Source>>,
     /// By engine: what is short there.
     pub(super) short: Vec<Short>,
+    /// By source: what one request more costs, milliseconds.
+    more: Vec<f64>,
     /// By source: what one request less costs, milliseconds; below zero for a saving.
     pub(super) less: Vec<f64>,
     /// By engine: what one more unit of what is short there pays, milliseconds.
@@ -62,8 +63,9 @@ pub(super) struct Prices {
     pub(super) engine_less: Vec<f64>,
     /// How many exchanges they follow.
     pub(super) depth: Depth,
-    /// Most that an exchange of one request would still gain, milliseconds.
-    pub(super) tolerance_ms: f64,
+    /// How far choices in use are beyond the cheapest: the most, and of the mean request,
+    /// milliseconds.
+    pub(super) off_ms: (f64, f64),
     /// What is this near to a border was taken for at it.
     pub(super) near: f64,
 }
@@ -75,29 +77,37 @@ struct Walks<'a> {
     short: &'a [Short],
     /// Smaller changes are none.
     same: f64,
-    /// Charged for every unit taken back.
-    charge: f64,
 }
 
 /// The prices of a plan.
 pub(super) fn prices(problem: &Problem, solution: &Solution) -> Prices {
-    for near in NEAR {
-        let view = View::new(problem, solution, near);
-        let mut tolerance_ms = 0.0;
-        for _ in 0..=TRIES {
-            let walks = view.walks(tolerance_ms);
-            let (to, from) = (walks.to_root(ROUNDS), walks.of_root(ROUNDS));
-            if to.2 && from.2 {
-                return view.prices(to, from, Depth::Full, tolerance_ms);
-            }
-            tolerance_ms = (tolerance_ms * 4.0).max(FIRST * view.dearest);
-        }
+    let [by_rounding, past_crumbs] = NEAR.map(|near| walked(problem, solution, near));
+    if let (Some(exact), Some(other)) = (by_rounding, past_crumbs)
+        && exact.agrees(&other)
+    {
+        return exact;
     }
-    let view = View::new(problem, solution, NEAR_SHALLOW);
-    let walks = view.walks(0.0);
-    let (to, from) = (walks.to_root(1), walks.of_root(1));
-    let tolerance_ms = view.farthest(&to.1);
-    view.prices(to, from, Depth::One, tolerance_ms)
+    let view = View::new(problem, solution, NEAR_MENDED);
+    let (to, from, depth) = match worth(problem, solution) {
+        Ok(worth) => {
+            let (to, from) = view.by_programs(&worth);
+            (to, from, Depth::Programs)
+        }
+        Err(_) => {
+            let walks = view.walks();
+            (walks.to_root(1), walks.of_root(1), Depth::One)
+        }
+    };
+    let off_ms = view.off_ms(problem, &to.1);
+    view.prices(to, from, depth, off_ms)
+}
+
+/// Prices by all exchanges, if both walks end.
+fn walked(problem: &Problem, solution: &Solution, near: f64) -> Option<Prices> {
+    let view = View::new(problem, solution, near);
+    let walks = view.walks();
+    let (to, from) = (walks.to_root(ROUNDS), walks.of_root(ROUNDS));
+    (to.2 && from.2).then(|| view.prices(to, from, Depth::Full, (0.0, 0.0)))
 }
 
 /// What one walk found: by source, by engine, and whether it ended.
@@ -136,33 +146,73 @@ impl View {
         }
     }
 
-    fn walks(&self, charge: f64) -> Walks<'_> {
+    fn walks(&self) -> Walks<'_> {
         Walks {
             sources: &self.sources,
             margins: &self.margins,
             short: &self.short,
             same: SAME * self.dearest,
-            charge,
         }
     }
 
-    /// Most that a choice in use is beyond the cheapest, at the engines' prices.
-    fn farthest(&self, engine: &[f64]) -> f64 {
-        let mut farthest: f64 = 0.0;
-        for source in self.sources.iter().flatten() {
-            let least = source.refuse_ms.min(source.cheapest(engine, None));
-            for way in &source.ways {
-                let pays = way.last_ms.map(|last| last + way.pays(engine) - least);
-                farthest = pays
-                    .filter(|ms| ms.is_finite())
-                    .map_or(farthest, |ms| farthest.max(ms));
+    /// Prices where full engines have those of programs, and the others what their load says.
+    fn by_programs(&self, worth: &Worth) -> (Walked, Walked) {
+        let walks = self.walks();
+        let (mut more, mut less): (Vec<f64>, Vec<f64>) = (Vec::new(), Vec::new());
+        for (e, short) in self.short.iter().enumerate() {
+            let margin = &self.margins.engines[e];
+            let last = margin.last_ms.unwrap_or(0.0);
+            let (up, down) = match short {
+                Short::Nothing => {
+                    let next = walks.next(e);
+                    let within = |ms: f64| ms.max(last).min(next);
+                    let work = worth.work[e];
+                    let down = margin.last_ms.map(|_| -within(work.less_ms));
+                    (within(work.more_ms), down.unwrap_or(walks.last(e)))
+                }
+                Short::Compute => {
+                    let work = worth.work[e];
+                    (work.more_ms.max(last), -work.less_ms.max(last))
+                }
+                Short::Memory => {
+                    let memory = worth.memory[e];
+                    (memory.more_ms.max(0.0), -memory.less_ms.max(0.0))
+                }
+            };
+            more.push(up);
+            less.push(down);
+        }
+        let none = vec![f64::INFINITY; self.sources.len()];
+        let (mut of_more, mut of_less) = (none.clone(), none);
+        for (s, source) in self.sources.iter().enumerate() {
+            if let Some(source) = source {
+                of_more[s] = source.refuse_ms.min(source.cheapest(&more, None));
+                of_less[s] = source.mean_back(&less).max(-of_more[s]);
             }
         }
-        farthest
+        ((of_more, more, true), (of_less, less, true))
     }
 
-    fn prices(self, to: Walked, from: Walked, depth: Depth, tolerance_ms: f64) -> Prices {
+    /// How far choices in use are beyond the cheapest, at the engines' prices: the most, and of
+    /// the mean request.
+    fn off_ms(&self, problem: &Problem, engine: &[f64]) -> (f64, f64) {
+        let (mut most, mut sum, mut all) = (0.0_f64, 0.0, 0.0);
+        for (source, ways) in problem.sources.iter().zip(&self.sources) {
+            let Some(ways) = ways else { continue };
+            let least = ways.refuse_ms.min(ways.cheapest(engine, None));
+            for (rps, off) in ways.off_ms(engine, least) {
+                let rps = rps * source.demand();
+                most = most.max(off);
+                sum += rps * off;
+                all += rps;
+            }
+        }
+        (most, if all > 0.0 { sum / all } else { 0.0 })
+    }
+
+    fn prices(self, to: Walked, from: Walked, depth: Depth, off_ms: (f64, f64)) -> Prices {
         Prices {
+            more: to.0,
             margins: self.margins,
             sources: self.sources,
             short: self.short,
@@ -170,7 +220,7 @@ impl View {
             engine_more: to.1,
             engine_less: from.1,
             depth,
-            tolerance_ms,
+            off_ms,
             near: self.near,
         }
     }
@@ -197,7 +247,7 @@ impl Walks<'_> {
                         true => more[s].min(source.cheapest(&engine, Some(w))),
                         false => more[s],
                     };
-                    let through = (on - last + self.charge) / way.uses;
+                    let through = (on - last) / way.uses;
                     if through < engine[way.engine] - self.same / way.uses {
                         engine[way.engine] = through;
                         changed = true;
@@ -218,12 +268,7 @@ impl Walks<'_> {
         for _ in 0..rounds {
             for (less, source) in less.iter_mut().zip(self.sources) {
                 let Some(source) = source else { continue };
-                let refused = source.refused_ms.map_or(f64::INFINITY, |ms| -ms);
-                let back = source.ways.iter().filter_map(|way| {
-                    let last = way.last_ms?;
-                    Some(way.pays(&engine) - last + self.charge)
-                });
-                *less = back.fold(refused, f64::min);
+                *less = source.dearest_back(&engine);
             }
             let mut changed = false;
             for (s, source) in self.sources.iter().enumerate() {
@@ -233,7 +278,7 @@ impl Walks<'_> {
                     if source.is_bounded() {
                         for (from, other) in source.ways.iter().enumerate() {
                             if let Some(last) = other.last_ms {
-                                let back = other.pays(&engine) - last + self.charge;
+                                let back = other.pays(&engine) - last;
                                 through = through.min(source.next_ms(w, Some(from)) + back);
                             }
                         }
@@ -272,15 +317,26 @@ impl Walks<'_> {
 }
 
 impl Prices {
+    /// Whether sources and what is short have the same prices. Where a plan is an optimum, nothing
+    /// hangs on what is called near; where it is not, a crumb of room may carry a wrong price.
+    fn agrees(&self, other: &Self) -> bool {
+        let same = |a: f64, b: f64| a == b || (a - b).abs() <= AGREE * a.abs().max(b.abs());
+        self.more.iter().zip(&other.more).all(|(a, b)| same(*a, *b))
+            && self.less.iter().zip(&other.less).all(|(a, b)| same(*a, *b))
+            && (0..self.short.len())
+                .all(|e| same(self.saves(e), other.saves(e)) && self.short[e] == other.short[e])
+    }
+
     /// What one more unit of what is short at an engine would save, milliseconds; zero where it
     /// has room.
     pub(super) fn saves(&self, e: usize) -> f64 {
-        let end = match self.short[e] {
+        let margin = &self.margins.engines[e];
+        // More capacity takes what it is paid for, and what there is already is less crowded.
+        let saves = match self.short[e] {
             Short::Nothing => return 0.0,
-            Short::Compute => self.margins.engines[e].end_ms,
-            Short::Memory => 0.0,
+            Short::Compute => -self.engine_less[e] * margin.load - margin.filled_ms,
+            Short::Memory => -self.engine_less[e],
         };
-        let saves = -(self.engine_less[e] + end);
         if saves.is_finite() {
             saves.max(0.0)
         } else {

@@ -43,6 +43,8 @@ pub(super) struct Way {
     pub(super) position: usize,
     pub(super) engine: usize,
     region: usize,
+    /// Share of the source's requests that goes there.
+    share: f64,
     /// What is short at the engine, for one request.
     pub(super) uses: f64,
     /// The next request, without the engine's price and without bounds of the source.
@@ -193,6 +195,7 @@ impl View<'_> {
             position: i,
             engine: arc.engine.0,
             region,
+            share,
             uses: if memory { arc.kv_token_s } else { arc.seconds },
             base_ms,
             movement_ms: movement(moves),
@@ -262,6 +265,42 @@ impl Source {
             .enumerate()
             .map(one)
             .fold(f64::INFINITY, f64::min)
+    }
+
+    /// What taking the dearest request back costs at the engines' prices: below zero for a saving.
+    pub(super) fn dearest_back(&self, engine: &[f64]) -> f64 {
+        let refused = self.refused_ms.map_or(f64::INFINITY, |ms| -ms);
+        let back = self.ways.iter().filter_map(|way| {
+            let last = way.last_ms?;
+            Some(way.pays(engine) - last)
+        });
+        back.fold(refused, f64::min)
+    }
+
+    /// By way in use: its share, and how far it is beyond the least, at the engines' prices.
+    pub(super) fn off_ms(&self, engine: &[f64], least: f64) -> impl Iterator<Item = (f64, f64)> {
+        let off = move |way: &Way| {
+            let off = way.last_ms? + way.pays(engine) - least;
+            off.is_finite().then_some((way.share, off.max(0.0)))
+        };
+        self.ways.iter().filter_map(off)
+    }
+
+    /// What taking one request back costs at the engines' prices where it is one of all that are
+    /// routed or refused, in proportion: below zero for a saving; nothing known without any.
+    pub(super) fn mean_back(&self, engine: &[f64]) -> f64 {
+        let (mut sum, mut all) = (0.0, 0.0);
+        for way in &self.ways {
+            if let Some(last) = way.last_ms {
+                sum += way.share * (way.pays(engine) - last);
+                all += way.share;
+            }
+        }
+        match (all > 0.0, self.refused_ms) {
+            (true, None) => sum / all,
+            (true, Some(refused)) => (sum / all).min(-refused),
+            (false, refused) => refused.map_or(f64::INFINITY, |ms| -ms),
+        }
     }
 
     /// The dearest cost that is no price of an engine, milliseconds.

@@ -10,6 +10,7 @@
 mod line;
 mod repair;
 mod statement;
+mod worth;
 
 use super::bounds::Bounds;
 use super::curve::Curve;
@@ -20,6 +21,9 @@ use super::{Solution, Status, spread, verify};
 use crate::model::problem::Problem;
 use line::Line;
 use statement::{Flows, Found};
+
+pub(super) use worth::worth;
+pub use worth::{Sides, Worth};
 
 /// Rounds, at most and whatever the fleet's size, and arcs that all rounds may look at together.
 const ROUNDS: (usize, usize) = (48, 8);

@@ -16,6 +16,9 @@ pub struct Margins {
     pub engines: Vec<EngineMargin>,
     /// By source.
     pub sources: Vec<SourceMargin>,
+    /// Whether load adds the same delay per work to all requests of an engine, so that what is
+    /// planned does not change what it charges.
+    pub alike: bool,
 }
 
 /// One engine's cost of load.
@@ -29,8 +32,9 @@ pub struct EngineMargin {
     pub next_ms: Option<f64>,
     /// The last one; `None` without load.
     pub last_ms: Option<f64>,
-    /// The last one that fits, milliseconds.
-    pub end_ms: f64,
+    /// All of it over hard capacity, milliseconds: what another engine-second of capacity would
+    /// charge for as much load.
+    pub filled_ms: f64,
 }
 
 /// One source's cost of refusing, its soft bounds, and what the engines' pieces leave to its arcs.
@@ -69,14 +73,14 @@ pub fn margins(problem: &Problem, solution: &Solution, near: f64) -> Margins {
         let side = &problem.engines[e];
         let over = |used: f64, all: f64| if all > 0.0 { used / all } else { 0.0 };
         let load = over(load[e], side.capacity);
-        let pieces = curve.pieces.iter().map(|p| (p.width, p.slope));
-        let (next, last) = sides(pieces, load, near);
+        let pieces = || curve.pieces.iter().map(|p| (p.width, p.slope));
+        let (next, last) = sides(pieces(), load, near);
         EngineMargin {
             load,
             kv: side.kv_tokens.map_or(0.0, |tokens| over(kv[e], tokens)),
             next_ms: next.map(|slope| slope / side.capacity),
             last_ms: last.map(|slope| slope / side.capacity),
-            end_ms: over(curve.steepest(), side.capacity),
+            filled_ms: over(filled(pieces(), load), side.capacity),
         }
     };
     let source = |(s, source): (usize, &Source)| {
@@ -100,6 +104,7 @@ pub fn margins(problem: &Problem, solution: &Solution, near: f64) -> Margins {
     Margins {
         engines: curves.iter().enumerate().map(engine).collect(),
         sources: problem.sources.iter().enumerate().map(source).collect(),
+        alike: curves.iter().all(|curve| curve.uniform),
     }
 }
 
@@ -126,6 +131,17 @@ fn refusing(source: &Source, shed: &[f64], factor: f64, near: f64) -> SourceMarg
         refused_ms: last,
         ..SourceMargin::default()
     }
+}
+
+/// Cost of what fills pieces in order up to `at`.
+fn filled(pieces: impl Iterator<Item = (f64, f64)>, at: f64) -> f64 {
+    let mut left = at;
+    let cost = |(width, slope): (f64, f64)| {
+        let part = left.clamp(0.0, width);
+        left -= part;
+        part * slope
+    };
+    pieces.map(cost).sum()
 }
 
 /// Slope of the next and of the last unit where pieces are filled in order up to `at`.
@@ -162,5 +178,9 @@ mod tests {
         assert_eq!(sides(pieces(), 0.49, 0.02), (Some(3.0), Some(1.0)));
         assert_eq!(sides(pieces(), 1.0 - 1e-8, 1e-6), (None, Some(3.0)));
         assert_eq!(sides(pieces(), 1e-9, 1e-6), (Some(1.0), Some(1.0)));
+        assert_eq!(
+            [0.25, 0.75, 2.0].map(|at| filled(pieces(), at)),
+            [0.25, 1.25, 2.0]
+        );
     }
 }

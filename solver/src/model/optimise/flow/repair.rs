@@ -128,7 +128,7 @@ impl Repair {
             .collect();
         let taken = self.uses(problem, &fixed, &found.answer.shares);
         for (e, used) in uses.into_iter().enumerate() {
-            let (work_ms, memory_ms) = self.split(e, found);
+            let (work_ms, memory_ms) = self.split(e, found.prices_ms[e], found.ends_ms[e]);
             self.work_ms[e] += damped * (work_ms - self.work_ms[e]);
             self.memory_ms[e] += later * (memory_ms - self.memory_ms[e]);
             if used.fitted > 0.0 {
@@ -148,9 +148,8 @@ impl Repair {
 
     /// What of the price of an engine-second is that of work, and what is that of memory, for each
     /// token-second: what an engine that memory ends costs beyond its last piece.
-    fn split(&self, e: usize, found: &Found) -> (f64, f64) {
-        let price_ms = found.prices_ms[e];
-        match (self.memory[e], found.ends_ms[e]) {
+    pub(super) fn split(&self, e: usize, price_ms: f64, end_ms: Option<f64>) -> (f64, f64) {
+        match (self.memory[e], end_ms) {
             (Some((_, seconds)), Some(end_ms)) => {
                 let beyond = (price_ms - end_ms).max(0.0);
                 (price_ms - beyond, beyond * seconds)

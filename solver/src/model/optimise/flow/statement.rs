@@ -143,12 +143,28 @@ impl<'a> Flows<'a> {
             .part_regions(self.problem, &self.members, &self.bounds, found, best);
     }
 
+    /// What of a price of an engine-second in the last program is that of work, and what is that
+    /// of memory.
+    pub(super) fn split(&self, e: usize, price_ms: f64, found: &Found) -> (f64, f64) {
+        self.repair.split(e, price_ms, found.ends_ms[e])
+    }
+
     fn source(&self, member: usize) -> &'a Source {
         &self.problem.sources[self.members[member]]
     }
 
     /// The optimum at the factors that stand, with a gate for every source that breaks its step.
     pub(super) fn solve(&mut self, curves: &[Curve], shed_factor: f64) -> Result<Found, Status> {
+        self.solve_seen(curves, shed_factor, &mut |_, _, _| ())
+    }
+
+    /// The same, and what was solved in the end, and how, shown to `see`.
+    pub(super) fn solve_seen(
+        &mut self,
+        curves: &[Curve],
+        shed_factor: f64,
+        see: &mut dyn FnMut(&Statement, &network::Scaled, &network::Solved),
+    ) -> Result<Found, Status> {
         let refused = |error: network::Error| Status::Refused {
             reason: error.to_string(),
         };
@@ -169,6 +185,9 @@ impl<'a> Flows<'a> {
                 network::Status::Optimal => None,
                 network::Status::PivotLimit { gap } => Some(gap as f64),
             };
+            if breaks.is_empty() {
+                see(&statement, &scaled, &solved);
+            }
             self.basis = Some(solved.basis);
             if breaks.is_empty() {
                 let engines = &solved.potentials[count..];
