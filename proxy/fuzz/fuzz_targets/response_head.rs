@@ -39,6 +39,7 @@ fuzz_target!(|data: &[u8]| {
         let response = ClientResponse {
             version,
             keep_alive: true,
+            takes_trailers: false,
             request_id: &id,
         };
         let relay = write_response(&mut out, &head, input, &response);

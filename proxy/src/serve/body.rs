@@ -80,7 +80,7 @@ impl Budget {
     }
 
     /// Bytes in use.
-    #[cfg(test)]
+    #[cfg(any(test, fuzzing))]
     pub(crate) fn used(&self) -> usize {
         self.used.get()
     }

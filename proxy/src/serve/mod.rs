@@ -42,3 +42,6 @@ mod testing;
 pub(crate) mod tls;
 mod turn;
 mod upload;
+
+#[cfg(any(test, fuzzing))]
+pub use h2::{operate_as_client, operate_as_server};

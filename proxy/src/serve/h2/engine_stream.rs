@@ -133,15 +133,9 @@ pub(crate) async fn exchange(
                     bytes,
                     sent_ns,
                 };
-                let reply = Reply {
-                    receive,
-                    gathered: Vec::new(),
-                    lent: 0,
-                    end: None,
-                    // A client's stream and its engine's are one in what they hold.
-                    holder: client.holder().unwrap_or_else(|| shard.budget.holder()),
-                    slot,
-                };
+                // A client's stream and its engine's are one in what they hold.
+                let holder = client.holder().unwrap_or_else(|| shard.budget.holder());
+                let reply = Reply::new(receive, holder, slot);
                 return Ok((answer, reply));
             }
             Step::Head(Err(error)) => {
@@ -169,6 +163,18 @@ enum Step {
 }
 
 impl Reply {
+    /// The answer that `receive` brings over `slot`; what is gathered of it counts with `holder`.
+    pub(super) fn new(receive: RecvStream, holder: Rc<Holder>, slot: Slot) -> Self {
+        Self {
+            receive,
+            gathered: Vec::new(),
+            lent: 0,
+            end: None,
+            holder,
+            slot,
+        }
+    }
+
     /// Waits until more of the answer is there, or its end.
     pub(crate) async fn wait(&mut self) -> Gathered {
         poll_fn(|context| self.poll_gather(context)).await
@@ -242,6 +248,12 @@ impl Reply {
             };
             let _ = monoio::time::timeout(FINISH, end).await;
         });
+    }
+
+    /// The connection it comes over.
+    #[cfg(any(test, fuzzing))]
+    pub(super) fn conn(&self) -> &super::engine_conn::EngineConn2 {
+        self.slot.conn()
     }
 
     /// Whether the connection had carried a request before.

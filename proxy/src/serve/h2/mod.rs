@@ -18,6 +18,8 @@ mod engine_conn;
 mod engine_pool;
 mod engine_stream;
 mod line;
+#[cfg(any(test, fuzzing))]
+mod ops;
 mod owed;
 mod waiters;
 
@@ -27,6 +29,8 @@ pub(crate) use client_conn::serve_client;
 pub(crate) use engine_conn::Answers;
 pub(crate) use engine_pool::{EnginePools2, Room, Slot};
 pub(crate) use engine_stream::{Asked, Gathered, Reply, exchange};
+#[cfg(any(test, fuzzing))]
+pub use ops::{operate_as_client, operate_as_server};
 
 use crate::config::Config;
 

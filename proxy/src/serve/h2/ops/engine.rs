@@ -1,0 +1,281 @@
+//! The adapter of engines under a program: our side asks on connections of its pool, answers come.
+
+use std::rc::{Rc, Weak};
+use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
+
+use bytes::Bytes;
+use h2::client::ResponseFuture;
+use h2::{Reason, SendStream};
+use http::Request;
+use pointsman_shm::id::{EngineSlot, Generation};
+use pointsman_shm::policy::Protocol;
+
+use super::super::Rules;
+use super::super::engine_conn::Answers;
+use super::super::engine_pool::{EnginePools2, Room, Slot};
+use super::super::engine_stream::{Gathered, Reply};
+use super::peer::Peer;
+use super::{LAST_TURNS, Program, pair, turn};
+use crate::clock::monotonic_ns;
+use crate::metrics::ShardMetrics;
+use crate::serve::body::Budget;
+use crate::serve::engines::EngineView;
+use crate::serve::holder::Holder;
+
+/// Memory for slow clients: little, so that it runs out.
+const BUDGET_BYTES: usize = 96 * 1024;
+/// Connections of one program.
+const CONNECTIONS: usize = 4;
+const SECOND_NS: u64 = 1_000_000_000;
+
+struct World {
+    pools: EnginePools2,
+    metrics: Arc<ShardMetrics>,
+    engine: Rc<EngineView>,
+    budget: Rc<Budget>,
+    holders: Vec<Weak<Holder>>,
+    asked: Vec<Asked>,
+    /// The engine's sides, the last of which a program talks to.
+    peers: Vec<Peer>,
+    now_ns: u64,
+}
+
+/// A request and what becomes of it.
+enum Asked {
+    /// No head yet.
+    Waits(Slot, ResponseFuture, Option<SendStream<Bytes>>),
+    /// Its answer comes.
+    Answered(Box<Reply>),
+}
+
+/// Runs a program to its end.
+pub(super) async fn run(mut program: Program<'_>) {
+    let mut world = World::new();
+    while let Some(step) = program.step() {
+        match step % 16 {
+            0..10 => {
+                if let Some(peer) = world.peers.last_mut() {
+                    peer.step(step % 16, &mut program);
+                }
+            }
+            10 => world.respond(&mut program),
+            11 | 12 => world.ask(&mut program).await,
+            13 | 14 => world.go_on(&mut program),
+            _ => world.look(&mut program),
+        }
+        turn().await;
+        world.audit();
+    }
+    world.peers.iter_mut().for_each(Peer::leave);
+    world.asked.clear();
+    for _ in 0..LAST_TURNS {
+        // A pool lets go of what ended when it is looked at.
+        world.pools.look(world.now_ns, false);
+        if world.open() == 0 {
+            break;
+        }
+        turn().await;
+    }
+    assert_eq!(world.open(), 0, "a connection outlives its engine");
+    assert_eq!(world.budget.used(), 0, "bytes are held for nobody");
+}
+
+impl World {
+    fn new() -> Self {
+        let rules = Rules {
+            streams: 12,
+            streams_in_all: 40,
+            first_streams: 3,
+            connections: 2,
+            age_ns: 30 * SECOND_NS,
+            ping_ns: 5 * SECOND_NS,
+            write_ns: 10 * SECOND_NS,
+            header_list_bytes: 4_096,
+            control_frames: 60,
+            resets: 12,
+        };
+        let metrics = Arc::new(ShardMetrics::default());
+        let engine = EngineView {
+            slot: EngineSlot(0),
+            generation: Generation(1),
+            id: "E".to_owned(),
+            addresses: Vec::new(),
+            protocol: Protocol::Http2,
+            authority: "e".to_owned(),
+            credential: None,
+            tls: None,
+            authority2: None,
+            idle_ns: 20 * SECOND_NS,
+            max_connections: CONNECTIONS,
+            max_streams: usize::MAX,
+        };
+        Self {
+            pools: EnginePools2::new(rules, Arc::clone(&metrics)),
+            metrics,
+            engine: Rc::new(engine),
+            budget: Budget::new(BUDGET_BYTES),
+            holders: Vec::new(),
+            asked: Vec::new(),
+            peers: Vec::new(),
+            now_ns: monotonic_ns(),
+        }
+    }
+
+    /// Connections that are not at their end.
+    fn open(&self) -> i64 {
+        self.metrics.engine(self.engine.slot).connections.value() as i64
+    }
+
+    /// Asks for something, over a new connection where there is no room.
+    async fn ask(&mut self, program: &mut Program<'_>) {
+        let context = Context::from_waker(Waker::noop());
+        let answers = match program.number() & 1 {
+            0 => Answers::Streams,
+            _ => Answers::Whole,
+        };
+        let slot = match self.pools.poll_room(&self.engine, answers, &context) {
+            Poll::Pending => return,
+            Poll::Ready(Room::Slot(slot)) => slot,
+            Poll::Ready(Room::Connect(ticket)) => {
+                if self.peers.len() == CONNECTIONS {
+                    return;
+                }
+                let (socket, mut peer) = pair().await;
+                if program.number() & 3 > 0 {
+                    peer.settle();
+                }
+                self.peers.push(peer);
+                let Ok((slot, driver)) = self.pools.begin(ticket, socket).await else {
+                    return;
+                };
+                monoio::spawn(driver);
+                slot
+            }
+        };
+        let request = Request::post("http://e/v1/chat/completions").body(());
+        let request = request.expect("a fit head");
+        let has_body = program.number() & 1 == 0;
+        let Some(mut sender) = slot.conn().sender() else {
+            return;
+        };
+        let Ok((response, mut upload)) = sender.send_request(request, !has_body) else {
+            slot.conn().retire();
+            return;
+        };
+        if has_body {
+            let body = vec![b'z'; usize::from(program.number()) * 40];
+            let _ = upload.send_data(Bytes::from(body), program.number() & 1 == 0);
+        }
+        self.asked.push(Asked::Waits(slot, response, Some(upload)));
+    }
+
+    /// The engine answers one of its streams' heads.
+    fn respond(&mut self, program: &mut Program<'_>) {
+        let stream = u32::from(program.number() & 15) * 2 + 1;
+        let ends = program.number() & 3 == 0;
+        let fields = [
+            (":status", "200"),
+            ("content-length", "700"),
+            ("x-sum", "1"),
+        ];
+        let count = 1 + usize::from(program.number() & 1) * 2;
+        if let Some(peer) = self.peers.last_mut() {
+            let fields = if program.number() & 7 == 0 {
+                &fields[2..]
+            } else {
+                &fields[..count]
+            };
+            peer.head(stream, fields, ends);
+        }
+    }
+
+    /// Our side goes on with one of its requests.
+    fn go_on(&mut self, program: &mut Program<'_>) {
+        let (which, what) = (program.number(), program.number());
+        if self.asked.is_empty() {
+            return;
+        }
+        let at = usize::from(which) % self.asked.len();
+        let asked = self.asked.swap_remove(at);
+        if let Some(asked) = self.stepped(asked, what) {
+            self.asked.push(asked);
+        }
+    }
+
+    /// One step of a request; none when it is over.
+    fn stepped(&mut self, asked: Asked, what: u8) -> Option<Asked> {
+        let mut context = Context::from_waker(Waker::noop());
+        match asked {
+            _ if what & 31 == 0 => None,
+            Asked::Waits(slot, mut response, upload) => {
+                let mut upload = upload;
+                if what & 31 == 1
+                    && let Some(upload) = &mut upload
+                {
+                    upload.send_reset(Reason::CANCEL);
+                }
+                match std::pin::Pin::new(&mut response).poll(&mut context) {
+                    Poll::Pending => Some(Asked::Waits(slot, response, upload)),
+                    Poll::Ready(Err(_)) => None,
+                    Poll::Ready(Ok(response)) => {
+                        let holder = self.budget.holder();
+                        self.holders.push(Rc::downgrade(&holder));
+                        let reply = Reply::new(response.into_body(), holder, slot);
+                        Some(Asked::Answered(Box::new(reply)))
+                    }
+                }
+            }
+            Asked::Answered(mut reply) => {
+                if what & 31 == 2 {
+                    reply.give_back();
+                    return Some(Asked::Answered(reply));
+                }
+                match reply.poll_gather(&mut context) {
+                    Poll::Pending => Some(Asked::Answered(reply)),
+                    Poll::Ready(Gathered::More) if what & 3 == 0 => {
+                        let mut into = Vec::new();
+                        reply.take(&mut into);
+                        assert!(!into.is_empty(), "something came");
+                        Some(Asked::Answered(reply))
+                    }
+                    // The client is slow: what came stays where it is.
+                    Poll::Ready(Gathered::More) => Some(Asked::Answered(reply)),
+                    Poll::Ready(Gathered::Whole) => {
+                        let is_ended = |peer: &Peer| !peer.ended.is_empty();
+                        assert!(self.peers.iter().any(is_ended), "an end that nobody said");
+                        None
+                    }
+                    Poll::Ready(Gathered::Failed(_)) => None,
+                }
+            }
+        }
+    }
+
+    /// Time passes, and the shard looks after its connections.
+    fn look(&mut self, program: &mut Program<'_>) {
+        self.now_ns += u64::from(program.number() & 7) * SECOND_NS;
+        self.pools.look(self.now_ns, program.number() & 1 == 0);
+    }
+
+    /// What must hold after each step.
+    fn audit(&self) {
+        let holders = self.holders.iter().filter_map(Weak::upgrade);
+        let held: usize = holders.map(|one| one.bytes()).sum();
+        assert_eq!(self.budget.used(), held, "what is counted is what is held");
+        let slots = || {
+            self.asked.iter().map(|asked| match asked {
+                Asked::Waits(slot, ..) => slot.conn(),
+                Asked::Answered(reply) => reply.conn(),
+            })
+        };
+        for conn in slots() {
+            let here = slots().filter(|other| std::ptr::eq(*other, conn)).count();
+            assert_eq!(conn.in_use(), here, "room is counted as it is taken");
+            assert!(
+                !(conn.is_retired() && conn.has_room()),
+                "room on what takes nothing"
+            );
+        }
+    }
+}
