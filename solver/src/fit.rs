@@ -3,8 +3,8 @@
 //! Pure: samples in, one [`Fit`] for each engine kind and model out. Load is counted in work, so
 //! that a fit at one mix of tokens speaks about others: a request takes prompt x p + output x d
 //! engine-seconds, utilisation is that times load over what fills the engine, the time between
-//! tokens is one curve over utilisation, and the first token takes one such time plus a part that
-//! grows with the prompt.
+//! tokens is one curve over utilisation, and the first token takes some of those plus a part that
+//! grows with the prompt and, as far as prompts wait for prompts, with their part of the load.
 //!
 //! | file | noun |
 //! |---|---|
@@ -26,19 +26,24 @@ pub mod sample;
 pub mod work;
 pub mod write;
 
+use crate::model::prefill;
 use crate::model::topology::Point;
 use mixes::Mixed;
 use regress::{Line, Observed};
 use sample::Sample;
-use work::Work;
+use work::{Split, Work};
 
 /// Samples that kept up which a fit needs at least.
 const LEAST_SAMPLES: usize = 4;
 /// Highest over lowest load that a fit needs at least.
 const LEAST_SPREAD: f64 = 1.5;
-/// Samples whose time between tokens is above that to the first one, in more than this share, say
-/// that the first token does not wait for a step.
-const NO_STEP: f64 = 0.1;
+/// Times between tokens that a first one takes: its own step and the rest of the one it came in, its
+/// own alone, or none, where an engine does not work in steps.
+const STEPS: [f64; 3] = [1.5, 1.0, 0.0];
+/// Samples with less than that, in more than this share, say that it takes fewer.
+const FEWER: f64 = 0.1;
+/// Mean relative error of the first token by which fewer are the better guess.
+const BETTER: f64 = 0.005;
 
 /// Capacity and latency of an engine kind with a model.
 #[derive(Clone, Debug, PartialEq)]
@@ -61,9 +66,10 @@ pub struct Fit {
     pub error: Residual,
     /// The same by mix.
     pub residuals: Vec<MixResidual>,
+    /// Times between tokens in a first one.
+    pub steps: f64,
     tbot: Line,
     first: Line,
-    has_step: bool,
 }
 
 /// Tokens of a mean request.
@@ -163,7 +169,6 @@ pub fn fit(kind: &str, model: &str, samples: &[Sample]) -> Result<Fit, FitError>
         uncached_tokens: mixes[0].uncached_tokens,
         output_tokens: mixes[0].output_tokens,
     };
-    let without = kept_up.iter().filter(|s| s.ttft_ms < s.tbot_ms).count();
     let mut fit = Fit {
         kind: kind.to_owned(),
         model: model.to_owned(),
@@ -174,25 +179,23 @@ pub fn fit(kind: &str, model: &str, samples: &[Sample]) -> Result<Fit, FitError>
         points: Vec::new(),
         error: Residual::default(),
         residuals: Vec::new(),
+        steps: 0.0,
         tbot: Line::default(),
         first: Line::default(),
-        has_step: (without as f64) <= NO_STEP * kept_up.len() as f64,
     };
-    let curve = |value: &dyn Fn(&Sample) -> f64| {
-        let point = |s: &&Sample| Observed {
-            x: work.utilisation(s.load_rps, s.uncached_tokens(), s.output_tokens),
-            y: value(s),
-            weight: s.seconds,
-        };
-        regress::convex(&kept_up.iter().map(point).collect::<Vec<_>>())
-    };
-    fit.tbot = curve(&|s| s.tbot_ms);
-    fit.first = curve(&|s| {
-        let step_ms = if fit.has_step { s.tbot_ms } else { 0.0 };
-        (s.ttft_ms - step_ms).max(0.0) / fit.scale(s.uncached_tokens())
-    });
+    fit.tbot = fit.curve(&kept_up, |s| s.tbot_ms);
+    let guesses: Vec<Fit> = STEPS
+        .iter()
+        .filter(|steps| has_steps(&kept_up, **steps))
+        .map(|steps| fit.clone().with_steps(*steps, &kept_up))
+        .collect();
+    let error = |fit: &Fit| fit.error.ttft_mean;
+    let least = guesses.iter().map(error).fold(f64::INFINITY, f64::min);
+    let mut fit = guesses
+        .into_iter()
+        .find(|guess| error(guess) <= least + BETTER)
+        .unwrap_or(fit);
     fit.points = fit.curve_points();
-    fit.error = fit.residual(kept_up.iter().copied());
     fit.residuals = mixes
         .iter()
         .filter_map(|m| fit.by_mix(samples, m))
@@ -210,10 +213,10 @@ impl Fit {
         } = tokens;
         let utilisation = self.work.utilisation(load_rps, prompt, output);
         let tbot_ms = self.tbot.at(utilisation);
-        let step_ms = if self.has_step { tbot_ms } else { 0.0 };
+        let first_ms = self.first.at(utilisation) * self.scale(prompt);
         Expected {
             utilisation,
-            ttft_ms: step_ms + self.first.at(utilisation) * self.scale(prompt),
+            ttft_ms: self.steps * tbot_ms + first_ms * self.longer(utilisation, tokens),
             tbot_ms,
         }
     }
@@ -250,6 +253,60 @@ impl Fit {
         1.0 - share + share * uncached_tokens / self.reference.uncached_tokens
     }
 
+    /// How much longer that part takes than at the reference, because prompts are another part of
+    /// the load and wait for each other.
+    fn longer(&self, utilisation: f64, tokens: Tokens) -> f64 {
+        if self.work.split == Split::Assumed {
+            return 1.0;
+        }
+        let share = |tokens: Tokens| {
+            let (prompt, output) = (tokens.uncached_tokens, tokens.output_tokens);
+            prompt * self.work.prefill_s / self.work.seconds(prompt, output)
+        };
+        let rise = self.first.at(utilisation) / self.first.at(0.0).max(f64::MIN_POSITIVE);
+        prefill::longer(rise, utilisation, share(self.reference), share(tokens))
+    }
+
+    /// The line of a value over utilisation.
+    fn curve(&self, kept_up: &[&Sample], value: impl Fn(&Sample) -> f64) -> Line {
+        let point = |s: &&Sample| Observed {
+            x: self.utilisation(s),
+            y: value(s),
+            weight: s.seconds,
+        };
+        let points: Vec<Observed> = kept_up.iter().map(point).collect();
+        regress::convex(&regress::filled(&points))
+    }
+
+    fn utilisation(&self, sample: &Sample) -> f64 {
+        let tokens = tokens(sample);
+        self.work.utilisation(
+            sample.load_rps,
+            tokens.uncached_tokens,
+            tokens.output_tokens,
+        )
+    }
+
+    /// The first token's part, with so many steps taken off. How it rises is known when it is
+    /// there, and mixes beside the reference rise otherwise: they are brought to it in a second go.
+    fn with_steps(mut self, steps: f64, kept_up: &[&Sample]) -> Self {
+        self.steps = steps;
+        let part = |s: &Sample| {
+            let rest_ms = (s.ttft_ms - steps * s.tbot_ms).max(0.0);
+            rest_ms / self.scale(s.uncached_tokens())
+        };
+        let first = self.curve(kept_up, part);
+        let rough = Self {
+            first,
+            ..self.clone()
+        };
+        let alike = |s: &Sample| part(s) / rough.longer(rough.utilisation(s), tokens(s));
+        let first = self.curve(kept_up, alike);
+        self.first = first;
+        self.error = self.residual(kept_up.iter().copied());
+        self
+    }
+
     /// The curve's bends, and its end at full load.
     fn curve_points(&self) -> Vec<Point> {
         let mut places: Vec<f64> = [&self.tbot, &self.first]
@@ -261,10 +318,9 @@ impl Fit {
         places.dedup_by(|a, b| *a - *b < 1e-4);
         let point = |&utilisation: &f64| {
             let tbot_ms = self.tbot.at(utilisation);
-            let step_ms = if self.has_step { tbot_ms } else { 0.0 };
             Point {
                 utilisation,
-                ttft_ms: step_ms + self.first.at(utilisation),
+                ttft_ms: self.steps * tbot_ms + self.first.at(utilisation),
                 tbot_ms,
             }
         };
@@ -318,6 +374,12 @@ pub fn name(kind: &str, model: &str) -> String {
         ("", model) => model.to_owned(),
         (kind, model) => format!("{kind} {model}"),
     }
+}
+
+/// Whether first tokens take so many times that between tokens.
+fn has_steps(kept_up: &[&Sample], steps: f64) -> bool {
+    let fewer = |s: &&&Sample| s.ttft_ms < steps * s.tbot_ms;
+    kept_up.iter().filter(fewer).count() as f64 <= FEWER * kept_up.len() as f64
 }
 
 /// Tokens of a sample.

@@ -42,8 +42,9 @@ pub fn svg(fit: &Fit, samples: &[Sample]) -> String {
     );
     let of = |s: &Sample| {
         let at = fit.expected(s.load_rps, tokens(s));
-        let step_ms = if fit.has_step { s.tbot_ms } else { 0.0 };
-        let first_ms = (s.ttft_ms - step_ms).max(0.0) / fit.scale(s.uncached_tokens());
+        let step_ms = fit.steps * s.tbot_ms;
+        let grows = fit.scale(s.uncached_tokens()) * fit.longer(at.utilisation, tokens(s));
+        let first_ms = (s.ttft_ms - step_ms).max(0.0) / grows;
         (at.utilisation, step_ms + first_ms, s.tbot_ms)
     };
     let every = samples.len().div_ceil(MOST_DRAWN).max(1);

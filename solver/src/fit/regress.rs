@@ -8,6 +8,14 @@
 
 /// Most knots: more are merged with their neighbours.
 const MOST_KNOTS: usize = 32;
+/// Points farther apart than this part of all of the line are filled between, and how densely.
+const FAR: f64 = 0.13;
+const DENSE: f64 = 1.0 / 16.0;
+/// Times by which the later one is above the earlier: below, a straight line is as good, and what
+/// bends between them is better told by their neighbours.
+const RISES: f64 = 1.9;
+/// Weight of what is filled in, of that of its neighbours.
+const FILLED: f64 = 0.1;
 /// Slopes below this part of the largest are noise of the arithmetic.
 const NOISE: f64 = 1e-9;
 
@@ -101,6 +109,36 @@ pub fn convex(points: &[Observed]) -> Line {
         knots,
         last_slope: slope,
     }
+}
+
+/// Points, and between those that are far apart what an engine does there: a rate, not a time, falls
+/// evenly with load, T = T0 / (1 - load x work), and a straight line from a busy engine to a nearly
+/// full one would go far above it.
+#[must_use]
+pub fn filled(points: &[Observed]) -> Vec<Observed> {
+    let points = merge(points);
+    let (Some(first), Some(last)) = (points.first(), points.last()) else {
+        return points;
+    };
+    let span = last.x - first.x;
+    let mut all: Vec<Observed> = Vec::with_capacity(points.len());
+    for point in points {
+        let before = all.last().copied();
+        let before = before.filter(|b| b.y > 0.0 && point.y > RISES * b.y);
+        if let Some(before) = before.filter(|b| point.x - b.x > FAR * span) {
+            let parts = ((point.x - before.x) / (DENSE * span)).floor() as u32;
+            for i in 1..parts {
+                let part = f64::from(i) / f64::from(parts);
+                all.push(Observed {
+                    x: before.x + part * (point.x - before.x),
+                    y: 1.0 / ((1.0 - part) / before.y + part / point.y),
+                    weight: FILLED * before.weight.min(point.weight),
+                });
+            }
+        }
+        all.push(point);
+    }
+    all
 }
 
 /// Places at which the line bends and by how much. A bend between two points shows as a hinge at
@@ -345,6 +383,37 @@ mod tests {
         let line = convex(&points(&list));
         assert_eq!(line.knots.len(), 1, "{line:?}");
         assert!(line.at(0.0) > 10.0 && line.at(0.5) < 30.0);
+    }
+
+    #[test]
+    fn far_points_are_filled_between_as_rates_fall() {
+        // T = 8 / (1 - x), seen at rest, at 0.5 and at 0.9.
+        let truth = |x: f64| 8.0 / (1.0 - x);
+        let seen = points(&[(0.0, 8.0), (0.5, 16.0), (0.9, truth(0.9))]);
+        let found = filled(&seen);
+        assert_eq!(found.len(), 3 + 7 + 6);
+        for point in &found {
+            assert!((point.y / truth(point.x) - 1.0).abs() < 1e-12, "{point:?}");
+        }
+        let line = convex(&found);
+        for x in [0.3, 0.7, 0.8, 0.85] {
+            assert!(
+                (line.at(x) / truth(x) - 1.0).abs() < 0.03,
+                "{x}: {}",
+                line.at(x)
+            );
+        }
+        assert!(convex(&seen).at(0.8) > 1.4 * truth(0.8));
+        // A bend between two points is found by their neighbours.
+        let truth = |x: f64| 20.0 + 6.7 * x + 33.0 * (x - 0.6_f64).max(0.0);
+        let sweep: Vec<(f64, f64)> = [0.1, 0.3, 0.5, 0.7, 0.9]
+            .iter()
+            .map(|x| (*x, truth(*x)))
+            .collect();
+        near(&convex(&filled(&points(&sweep))), &[(0.6, truth(0.6))]);
+        // What falls is noise, and near points need nothing between.
+        let dense = points(&[(0.0, 8.0), (0.1, 9.0), (0.2, 7.0), (0.3, 8.0), (0.8, 7.5)]);
+        assert_eq!(filled(&dense), dense);
     }
 
     #[test]

@@ -20,6 +20,7 @@ struct Report<'a> {
     reference: Tokens,
     capacity: CapacityReport,
     prompt_share: f64,
+    prompt_steps: f64,
     points: Vec<PointReport>,
     error: Residual,
     separability_error: Option<f64>,
@@ -73,6 +74,7 @@ fn report(fit: &Fit) -> Report<'_> {
             kv_tokens: fit.kv_tokens,
         },
         prompt_share: fit.work.prompt_share,
+        prompt_steps: fit.steps,
         points: fit.points.iter().map(point).collect(),
         error: fit.error,
         separability_error: fit.work.separability_error,
@@ -108,6 +110,11 @@ pub fn toml(fits: &[Fit]) -> String {
         let prompt = figures(fit.reference.uncached_tokens);
         let _ = writeln!(text, "prompt_tokens = {prompt}");
         let _ = writeln!(text, "prompt_share = {:.3}", fit.work.prompt_share);
+        let _ = writeln!(text, "prompt_steps = {:.1}", fit.steps);
+        if fit.work.split != Split::Assumed {
+            let output = figures(fit.reference.output_tokens);
+            let _ = writeln!(text, "output_tokens = {output}");
+        }
         let kv = fit.kv_tokens.map_or_else(String::new, |tokens| {
             format!(", kv_tokens = {}", figures(tokens))
         });

@@ -11,6 +11,7 @@ pub mod explain;
 pub mod network;
 pub mod optimise;
 pub mod plan;
+pub mod prefill;
 pub mod problem;
 pub mod profile;
 pub mod registry;

@@ -161,6 +161,8 @@ pub(in crate::model) struct Profile {
     pub(in crate::model) model: Option<String>,
     pub(in crate::model) prompt_tokens: Number,
     pub(in crate::model) prompt_share: Number,
+    pub(in crate::model) prompt_steps: Number,
+    pub(in crate::model) output_tokens: Number,
     pub(in crate::model) capacity: Option<Spanned<Capacity>>,
     pub(in crate::model) points: Spanned<Vec<Spanned<Point>>>,
 }

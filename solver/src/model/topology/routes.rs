@@ -124,7 +124,7 @@ fn eligible(
         list.as_ref()
             .is_none_or(|l| l.iter().any(|v| v.get_ref() == value))
     };
-    let prompt_tokens = mix(source, given)?.prompt_tokens;
+    let mix = mix(source, given)?;
     let mut eligible = Vec::new();
     for (i, engine) in topology.engines.iter().enumerate() {
         let allowed = engine.models.contains(given.model.get_ref())
@@ -145,7 +145,7 @@ fn eligible(
         let described = raw.engines[i].get_ref();
         let (named, kind) = (described.profile.as_ref(), &described.kind);
         let profile = profiles.resolve(source, named, kind, given.model.get_ref())?;
-        let profile = profiles.at_prompt(profile, prompt_tokens);
+        let profile = profiles.at_mix(profile, mix);
         eligible.push(ClassEngine {
             engine: EngineId(i),
             profile,
