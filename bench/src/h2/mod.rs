@@ -4,8 +4,11 @@
 //! share one core while the subject has the other, and speak for both ends of what it relays: with
 //! the crate on both sides they would spend as much for a token as a relay does, and the core that
 //! is not measured would be the one that is full. Here a token costs its copy into the connection's
-//! buffer, nine bytes before it, and no allocation. What is left out is what the instruments never
-//! need: push, priorities, trailers with a meaning, Huffman on the way out.
+//! buffer, nine bytes before it, and no allocation: in bursts of 500 streams 0.44 us for the bare
+//! engine and 0.39 us for its client, where the mock engine, by the crate, spends 3.5 us
+//! (`bare-load --http h2 --conns 500 --pace-us 20000 --engine-pid`, development profile). What is
+//! left out is what the instruments never need: push, priorities, trailers with a meaning, Huffman
+//! on the way out.
 //!
 //! Strict where a subject could hide a fault: a frame, a header block or a window that breaks
 //! RFC 9113 or RFC 7541 is an error of the connection.
