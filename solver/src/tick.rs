@@ -302,10 +302,12 @@ fn candidates(
     world: &World,
     (plan, hot, corrected): (&Plan, &[Option<Vec<Hot>>], &[Corrected]),
 ) -> Vec<Policy> {
+    let safe: Vec<f64> = corrected.iter().map(|one| one.safe).collect();
     let parts = Parts {
         topology,
         registry: &state.registry,
         engines: &world.engines,
+        safe: &safe,
         plan,
         addresses: &world.addresses,
         hot,
@@ -326,12 +328,6 @@ fn candidates(
                 .max(1),
         };
         let mut policy = compose(&parts, frontend, heading, standing.policy.as_ref());
-        for engine in &mut policy.engines {
-            let one = topology.engines.iter().position(|e| e.name == engine.id);
-            if let Some(one) = one.map(|e| corrected[e]) {
-                engine.safe_capacity = engine.hard_capacity * one.safe;
-            }
-        }
         if let Some(standing) = &standing.policy {
             keep_admission(topology, &world.orders, frontend, standing, &mut policy);
         }

@@ -89,6 +89,7 @@ fn random(rng: &mut StdRng, work: Work) -> Problem {
                 money_ms: 0.0,
                 kv_token_s: 0.0,
                 profile: ProfileId(0),
+                most: None,
             });
         }
         let rate = |rng: &mut StdRng| f64::from(rng.random_range(0..5_u32)) * 12.0;

@@ -43,6 +43,7 @@ fn problem(capacities: &[f64], rows: &[Row<'_>]) -> Problem {
                 money_ms: 0.0,
                 kv_token_s: 0.0,
                 profile: ProfileId(0),
+                most: None,
             })
             .collect(),
         previous: None,

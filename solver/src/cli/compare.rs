@@ -18,6 +18,12 @@ use crate::tick::Inputs;
 
 /// The first bytes of a segment of the history.
 const SEGMENT: &[u8] = b"PTSMHIST";
+/// What a comparison over a log of lines leaves out.
+const RATES_ONLY: &str = "lines tell rates, not counts: the optimised rule plans for them as they \
+                          are, without a forecast, measured distances or corrected capacities";
+/// What a comparison over a history leaves out.
+const NOT_LEARNED: &str = "demand is foreseen and distances are measured as recorded; how engines \
+                           answered is left out, because it was to what was decided then";
 
 #[derive(Serialize)]
 struct Report<'a> {
@@ -44,7 +50,7 @@ pub(super) fn run(args: &PlanArgs, log: &Path, out: &mut dyn Write) -> Result<()
     let mut notes = Vec::new();
     let compared = match files(log)? {
         Some(files) => of_history(args, files, &mut notes)?,
-        None => of_lines(args, log)?,
+        None => of_lines(args, log, &mut notes)?,
     };
     if compared.ticks == 0 {
         let why = format!("{}: no tick in it can be planned for", log.display());
@@ -95,6 +101,7 @@ fn of_history(
     });
     let topology = topology(args, recorded)?;
     let mut ticks = Recorded::new(&topology, Walk::new(files));
+    notes.push(NOT_LEARNED.to_owned());
     let compared = compare(&topology, ticks.by_ref(), &args.compare).map_err(Error::Other)?;
     if ticks.lost > 0 {
         notes.push(format!("{} ticks cannot be read", ticks.lost));
@@ -108,7 +115,8 @@ fn of_history(
     Ok(compared)
 }
 
-fn of_lines(args: &PlanArgs, log: &Path) -> Result<Compared, Error> {
+fn of_lines(args: &PlanArgs, log: &Path, notes: &mut Vec<String>) -> Result<Compared, Error> {
+    notes.push(RATES_ONLY.to_owned());
     let topology = topology(args, None)?;
     let file = File::open(log).map_err(|error| Error::io("read", log, error))?;
     let mut reader = BufReader::new(file);

@@ -239,8 +239,17 @@ impl<Items: Iterator<Item = Item>> Iterator for Recorded<'_, Items> {
     }
 }
 
-/// What was recorded with one topology, as another sees it. Orders but drains, and what gates
-/// compare, belong to what was decided then.
+/// A recorded frontend, as another topology numbers it.
+fn frontend(then: &Topology, known: &Names, id: FrontendId) -> Option<FrontendId> {
+    known
+        .frontends
+        .get(&then.frontends.get(id.0)?.name)
+        .copied()
+}
+
+/// What was recorded with one topology, as another sees it. What was offered and how far engines
+/// are is so whoever decides; orders but drains, how engines served, and what gates compare belong
+/// to what was decided then.
 fn carried(
     then: &Topology,
     now: &Topology,
@@ -266,6 +275,20 @@ fn carried(
             addresses.insert((*frontend, id), given);
         }
     }
+    let witness = Witness {
+        trips: (inputs.witness.trips.into_iter())
+            .filter_map(|((f, e), given)| Some(((frontend(then, &known, f)?, engine(e)?), given)))
+            .collect(),
+        sent: (inputs.witness.sent.into_iter())
+            .filter_map(|((f, e), given)| Some(((frontend(then, &known, f)?, engine(e)?), given)))
+            .collect(),
+        ..Witness::default()
+    };
+    let offered = inputs.looks.offered.into_iter().filter_map(|(key, given)| {
+        let class = known.routes.get(&then.classes.get(key.1.0)?.name)?;
+        Some(((frontend(then, &known, key.0)?, *class), given))
+    });
+    let offered = offered.collect();
     let engines = inputs.engines.into_iter();
     let engines = engines.filter_map(|sample| {
         let engine = engine(sample.engine)?;
@@ -306,8 +329,8 @@ fn carried(
             draining,
             ..Orders::default()
         },
-        witness: Witness::default(),
-        looks: Looks::default(),
+        witness,
+        looks: Looks { offered },
         blocks: Vec::new(),
     }
 }

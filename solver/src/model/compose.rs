@@ -39,6 +39,8 @@ pub struct Parts<'a> {
     pub registry: &'a Registry,
     /// What engines are now.
     pub engines: &'a [EngineNow],
+    /// By engine: safe over hard capacity, as far as it is known to keep to its profile.
+    pub safe: &'a [f64],
     /// The plan.
     pub plan: &'a Plan,
     /// Addresses by frontend then engine; empty where an engine cannot be reached.
@@ -226,11 +228,11 @@ fn standby(parts: &Parts<'_>, source: &SourcePlan) -> Vec<Standby> {
         .collect()
 }
 
-/// Engine-seconds per second that an engine could still take.
+/// Engine-seconds per second that an engine could still take within what is safe for it: one that
+/// does not keep to its profile is not to become the standby of all others.
 fn spare(parts: &Parts<'_>, engine: EngineId) -> f64 {
     let now = &parts.engines[engine.0];
-    let headroom = parts.topology.settings.headroom.value();
-    let left = headroom - parts.plan.engines[engine.0].utilisation;
+    let left = parts.safe[engine.0] - parts.plan.engines[engine.0].utilisation;
     left.max(LEAST_SPARE) * now.ready_share.max(LEAST_SPARE) * now.planned_factor
 }
 
@@ -270,7 +272,7 @@ fn engine(parts: &Parts<'_>, frontend: FrontendId, id: EngineId, hosts: u32) -> 
         planned_factor: now.planned_factor,
         planned_utilisation: parts.plan.engines[id.0].utilisation,
         hard_capacity: hard,
-        safe_capacity: hard * topology.settings.headroom.value(),
+        safe_capacity: hard * parts.safe[id.0],
         network_ms: network_ms(
             topology.rtt_ms(frontend, id).unwrap_or(0.0),
             0.0,

@@ -226,7 +226,9 @@ pub fn evaluate(
 #[must_use]
 pub fn over_shares_ms(problem: &Problem, shares: &[Vec<f64>]) -> f64 {
     let of_engines = problem.engines.iter().any(|e| e.max_share.is_some());
-    if !of_engines && problem.region_most.iter().all(Option::is_none) {
+    let arcs = || problem.sources.iter().flat_map(|s| &s.arcs);
+    let of_regions = problem.region_most.iter().any(Option::is_some);
+    if !of_engines && !of_regions && arcs().all(|a| a.most.is_none()) {
         return 0.0;
     }
     let mut over = 0.0;
@@ -238,7 +240,7 @@ pub fn over_shares_ms(problem: &Problem, shares: &[Vec<f64>]) -> f64 {
         let mut beyond = 0.0;
         for (arc, share) in source.arcs.iter().zip(shares) {
             let engine = &problem.engines[arc.engine.0];
-            beyond += engine.max_share.map_or(0.0, |most| (share - most).max(0.0));
+            beyond += bounds::most(problem, arc).map_or(0.0, |most| (share - most).max(0.0));
             if let Some(region) = regions.get_mut(engine.region) {
                 *region += share;
             }

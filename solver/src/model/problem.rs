@@ -90,6 +90,9 @@ pub struct Arc {
     pub kv_token_s: f64,
     /// Latency curve.
     pub profile: ProfileId,
+    /// Most of the source's requests that it is to get, where that is bounded beside the engine's
+    /// own [`EngineSide::max_share`].
+    pub most: Option<f64>,
 }
 
 /// One engine.
@@ -309,6 +312,7 @@ fn source(
                     demand.mix,
                 ),
                 profile: pair.profile,
+                most: None,
             }
         })
         .collect();

@@ -110,7 +110,7 @@ impl Memory {
         for id in topology.engine_ids() {
             let Some(mut seen) = look(topology, world, inputs, id) else {
                 if let Some(one) = self.engines.get_mut(&id) {
-                    one.watch.pause();
+                    one.watch.pause(inputs.now_ns);
                 }
                 continue;
             };

@@ -29,9 +29,6 @@ const LOOK_DEPARTS: f64 = 5.0;
 const FAST_DEPARTS: f64 = 4.0;
 /// Least relative departure.
 const LEAST_DEPARTURE: f64 = 0.05;
-/// How fast the memory of the slow average grows after it began anew: a burst that began it, such as
-/// of clients that lost their engine, is forgotten soon.
-const SLOW_GROWTH: f64 = 0.7;
 /// Memory of a source's spread, seconds.
 const SPREAD_S: f64 = 120.0;
 /// Most that one look counts into the spread, in variances.
@@ -166,9 +163,9 @@ impl Foreseen {
         let part = look.length_s / (SPREAD_S + look.length_s);
         self.spread += part * (off.min(MOST_SPREAD * self.spread) - self.spread);
         self.spread = self.spread.max(1.0);
-        self.fast.absorb(rate, look.length_s, fast_s, 1.0);
+        self.fast.absorb(rate, look.length_s, fast_s);
         self.follow(settings.forecast_quantile.value(), look.length_s);
-        self.slow.absorb(rate, look.length_s, slow_s, SLOW_GROWTH);
+        self.slow.absorb(rate, look.length_s, slow_s);
         let looked = Memory {
             value: rate,
             covered_s: look.length_s,
@@ -217,10 +214,9 @@ impl Foreseen {
 }
 
 impl Memory {
-    /// Takes in a rate; what is remembered grows by a part of the time that passes.
-    fn absorb(&mut self, rate: f64, length_s: f64, span_s: f64, growth: f64) {
-        let grown = (self.covered_s + growth * length_s).max(length_s);
-        self.covered_s = grown.min(span_s.max(length_s));
+    /// Takes in a rate.
+    fn absorb(&mut self, rate: f64, length_s: f64, span_s: f64) {
+        self.covered_s = (self.covered_s + length_s).min(span_s.max(length_s));
         self.value += length_s / self.covered_s * (rate - self.value);
     }
 }
@@ -255,7 +251,7 @@ mod tests {
         foreseen.absorb(&settings, look(300));
         assert_eq!(foreseen.point_rps(), 150.0);
         foreseen.absorb(&settings, look(310));
-        assert!((foreseen.point_rps() - (150.0 + 2.0 / 3.4 * 5.0)).abs() < 1e-9);
+        assert!((foreseen.point_rps() - 152.5).abs() < 1e-9);
     }
 
     #[test]

@@ -8,7 +8,8 @@
 //! (`correction::capacity` learns from it). An assumed profile predicts nothing.
 //!
 //! An engine whose ratio is outside of the range for a minute at more than half of its capacity is
-//! a *misfit*: it gains no load and its safe capacity is what it was seen to do well.
+//! a *misfit*: no source gives it a larger share than it does, and its safe capacity is what it was
+//! seen to do well.
 
 use serde::{Deserialize, Serialize};
 
@@ -22,6 +23,10 @@ const JUDGED: f64 = 0.5;
 /// How long a ratio is outside before an engine is a misfit, and inside before it is none,
 /// nanoseconds.
 const CONFIRMED_NS: u64 = 60_000_000_000;
+/// How long a misfit has too little load to tell, and shows no sign of being one, before it is
+/// tried again, nanoseconds: it gains no share meanwhile, so that it could never show that it
+/// fits.
+const TRIED_AGAIN_NS: u64 = 600_000_000_000;
 /// Memory of sums, seconds.
 const MEMORY_S: f64 = 15.0;
 /// Least observations in memory.
@@ -101,6 +106,8 @@ pub(super) struct Watch {
     work: Ratio,
     outside_ns: Option<u64>,
     inside_ns: Option<u64>,
+    /// Since when there is too little load to tell.
+    idle_ns: Option<u64>,
     misfit: Option<Misfit>,
     /// Most load that it was seen to do well for a while; 0 before.
     well: f64,
@@ -166,6 +173,11 @@ impl Watch {
         let found = self.outside(rho);
         self.note_well(now_ns, found);
         let judged = rho > JUDGED || self.bound.is_some_and(|b| self.load > 0.8 * b);
+        if judged || found.is_some() {
+            self.idle_ns = None;
+        } else {
+            self.idle(now_ns);
+        }
         match found {
             Some((measure, ratio)) if rho > JUDGED => {
                 self.inside_ns = None;
@@ -250,9 +262,20 @@ impl Watch {
         quick && !self.is_slow(factor) && self.outside_ns.is_some_and(long)
     }
 
+    /// Too little load to tell: a misfit of which this is so for long is tried again, under the
+    /// bound that it has.
+    fn idle(&mut self, now_ns: u64) {
+        let since = *self.idle_ns.get_or_insert(now_ns);
+        if now_ns.saturating_sub(since) >= TRIED_AGAIN_NS {
+            self.misfit = None;
+        }
+    }
+
     /// Forgets what was observed, as of an engine that is not served.
-    pub(super) fn pause(&mut self) {
+    pub(super) fn pause(&mut self, now_ns: u64) {
+        self.idle(now_ns);
         *self = Self {
+            idle_ns: self.idle_ns,
             misfit: self.misfit,
             well: self.well,
             bound: self.bound,
@@ -328,5 +351,68 @@ impl Ratio {
         } else {
             Says::Fits
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SECOND_NS: u64 = 1_000_000_000;
+
+    fn misfit() -> Watch {
+        Watch {
+            misfit: Some(Misfit {
+                engine: EngineId(0),
+                measure: Measure::Ttft,
+                ratio: 2.0,
+                since_ns: 0,
+            }),
+            bound: Some(0.6),
+            ..Watch::default()
+        }
+    }
+
+    #[test]
+    fn a_misfit_without_load_is_tried_again() {
+        let mut watch = misfit();
+        for second in (10..610).step_by(2) {
+            watch.pause(second * SECOND_NS);
+            assert!(watch.misfit().is_some(), "{second} s");
+        }
+        watch.pause(610 * SECOND_NS);
+        assert_eq!(watch.misfit(), None);
+        assert_eq!(watch.bound(), Some(0.6), "what is safe is not forgotten");
+    }
+
+    #[test]
+    fn what_tells_begins_the_wait_anew() {
+        let mut watch = misfit();
+        watch.pause(10 * SECOND_NS);
+        let seen = Seen {
+            now_ns: 300 * SECOND_NS,
+            pass_s: 2.0,
+            length_s: 2.0,
+            load: 0.9,
+            done: 0.9,
+            work: 1.8,
+            attempts: 100.0,
+            predicted_work: None,
+            waiting: None,
+            running: None,
+            classes: Vec::new(),
+        };
+        let known = Known {
+            factor: 1.0,
+            measured: false,
+            settled: false,
+        };
+        watch.absorb(&seen, 1.0);
+        watch.judge(EngineId(0), &seen, known);
+        watch.pause(302 * SECOND_NS);
+        watch.pause(900 * SECOND_NS);
+        assert!(watch.misfit().is_some());
+        watch.pause(902 * SECOND_NS);
+        assert_eq!(watch.misfit(), None);
     }
 }

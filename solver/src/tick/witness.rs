@@ -16,8 +16,8 @@ pub struct Witness {
     pub engines: BTreeMap<EngineId, Answers>,
     /// What became of arrivals; a frontend without an entry has no page.
     pub arrivals: BTreeMap<FrontendId, Arrivals>,
-    /// How engines served each class of each frontend; one without an entry served nothing. Kept
-    /// for fits; no gate reads it.
+    /// How engines served each class of each frontend; one without an entry served nothing.
+    /// Fits are made of it and engines held against their profiles; no gate reads it.
     pub served: BTreeMap<(FrontendId, ClassId, EngineId), Service>,
     /// Round trips that were measured between frontends and engines.
     pub trips: BTreeMap<(FrontendId, EngineId), RoundTrips>,

@@ -22,6 +22,8 @@ use crate::model::topology::{ClassId, EngineId, FrontendId, Mix, TokenMix, Topol
 const PENALTY_STEP: f64 = 0.05;
 /// Least factor on a capacity: an ejected engine keeps a little, to show that it is back.
 const LEAST_FACTOR: f64 = 0.05;
+/// Part by which movement of the smallest source is dearer than that of the largest.
+const SMALL_SOURCE_DEARER: f64 = 1.0;
 
 /// Inputs, complete and in the order of the topology.
 pub(super) struct World {
@@ -38,6 +40,8 @@ pub(super) struct World {
     previous: Vec<Option<Vec<f64>>>,
     /// By engine: safe over hard capacity.
     safe: Vec<f64>,
+    /// By engine: no source gives it more than it does.
+    gains_nothing: Vec<bool>,
     /// By frontend then engine: the way there, where it was measured.
     ways: Vec<Measured>,
 }
@@ -66,6 +70,7 @@ impl World {
             classes: topology.classes.len(),
             previous,
             safe: vec![topology.settings.headroom.value(); topology.engines.len()],
+            gains_nothing: vec![false; topology.engines.len()],
             ways: vec![Measured::default(); topology.frontends.len() * topology.engines.len()],
         }
     }
@@ -126,6 +131,7 @@ impl World {
             let e = one.engine.0;
             self.engines[e].ready_share *= one.factor;
             self.safe[e] = one.safe.min(forecast.safe(headroom, loads));
+            self.gains_nothing[e] = one.misfit.is_some();
         }
     }
 
@@ -211,6 +217,15 @@ impl World {
             engine.headroom = *safe;
         }
         self.measure_distances(topology, &mut problem);
+        steady_small_sources(&mut problem);
+        for source in &mut problem.sources {
+            let Some(previous) = &source.previous else {
+                continue;
+            };
+            for (arc, weight) in source.arcs.iter_mut().zip(previous) {
+                arc.most = self.gains_nothing[arc.engine.0].then_some(*weight);
+            }
+        }
         if hold_observed {
             self.orders.fix(topology, &mut problem);
         }
@@ -251,6 +266,17 @@ impl World {
                 ));
             }
         }
+    }
+}
+
+/// Makes movement of a small source dearer than that of a large one. What moves load is worth the
+/// same whoever sends it, so the price decides who goes; and what is a hundredth of a large source
+/// is a tenth of a small one, whose demand is known less well besides.
+fn steady_small_sources(problem: &mut Problem) {
+    let rates = problem.sources.iter().map(|s| s.planned_rps);
+    let largest = rates.fold(f64::MIN_POSITIVE, f64::max);
+    for source in &mut problem.sources {
+        source.movement_ms *= 1.0 + SMALL_SOURCE_DEARER * (1.0 - source.planned_rps / largest);
     }
 }
 

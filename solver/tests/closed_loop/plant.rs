@@ -164,19 +164,13 @@ impl Plant {
                 });
             }
         }
-        let mut rtt_ms = Vec::new();
-        for frontend in topology.frontend_ids() {
-            for engine in topology.engine_ids() {
-                rtt_ms.push(topology.rtt_ms(frontend, engine).expect("described"));
-            }
-        }
         let eligible = |class: &pointsman_solver::model::topology::Class| {
             class.eligible.iter().map(|pair| pair.engine.0).collect()
         };
         Self {
             engines: topology.engines.iter().map(engine).collect(),
             clients,
-            rtt_ms,
+            rtt_ms: described_ms(topology),
             step: 0,
             counted: VecDeque::new(),
             latencies: Vec::new(),
@@ -313,24 +307,15 @@ impl Plant {
             counts.shed += offered - taken;
         }
         let at = |slot| {
-            let engine = policy
-                .engines
-                .iter()
-                .find(|e| e.slot == slot)
-                .expect("listed");
+            let mut engines = policy.engines.iter();
+            let engine = engines.find(|e| e.slot == slot).expect("listed");
             let named = |e: &pointsman_solver::model::topology::Engine| e.name == engine.id;
             topology.engines.iter().position(named).expect("known")
         };
-        let weights: Vec<(usize, f64)> = own
-            .eligible
-            .iter()
-            .map(|e| (at(e.engine), e.weight))
-            .collect();
-        let standby: Vec<(usize, f64)> = own
-            .standby
-            .iter()
-            .map(|e| (at(e.engine), e.weight))
-            .collect();
+        let weights = own.eligible.iter().map(|e| (at(e.engine), e.weight));
+        let weights: Vec<(usize, f64)> = weights.collect();
+        let standby = own.standby.iter().map(|e| (at(e.engine), e.weight));
+        let standby: Vec<(usize, f64)> = standby.collect();
         let mut sent = vec![0_u64; self.engines.len()];
         for _ in 0..taken {
             let mut engine = self.random.pick(&weights);
@@ -433,6 +418,14 @@ impl Plant {
         }
         &mut self.events[steps]
     }
+}
+
+/// Round trips by frontend then engine, as described.
+fn described_ms(topology: &Topology) -> Vec<f64> {
+    let pairs = topology.frontend_ids();
+    let pairs = pairs.flat_map(|f| topology.engine_ids().map(move |e| (f, e)));
+    let one = |(frontend, engine)| topology.rtt_ms(frontend, engine).expect("described");
+    pairs.map(one).collect()
 }
 
 fn curve_at(curve: &[(f64, f64, f64)], utilisation: f64) -> (f64, f64) {

@@ -31,6 +31,8 @@ pub(crate) struct Stage {
     /// Passes, in which an engine was a misfit, and by which gates weights were held.
     pub(crate) misfit_s: Vec<(f64, usize)>,
     pub(crate) held: Vec<(f64, &'static str, String)>,
+    /// When policies were published, and why.
+    pub(crate) why: Vec<(f64, &'static str)>,
     /// Inputs of passes and the policies made of them, since somebody took them.
     pub(crate) keep: bool,
     pub(crate) kept: Vec<(Inputs, Vec<Vec<u8>>)>,
@@ -61,6 +63,7 @@ impl Stage {
             meddle: |_| {},
             misfit_s: Vec::new(),
             held: Vec::new(),
+            why: Vec::new(),
             keep: false,
             kept: Vec::new(),
             lag_s,
@@ -133,6 +136,9 @@ impl Stage {
                 .policy
                 .validate()
                 .expect("a policy that proxies take");
+            let why = candidate.publish.map(|reason| (self.now_s, reason.name()));
+            self.why
+                .extend(why.filter(|why| self.why.last() != Some(why)));
             let first = self.state.standing(candidate.frontend).is_none();
             if candidate.publish.is_some() && (first || !self.frozen) {
                 let policy = candidate.policy.clone();

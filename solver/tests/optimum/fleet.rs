@@ -78,6 +78,7 @@ pub(crate) fn arc(engine: usize, network_ms: f64, seconds: f64) -> Arc {
         seconds,
         output_tokens: 0.0,
         profile: ProfileId(0),
+        most: None,
         ..PLAIN.sources[0].arcs[0]
     }
 }

@@ -62,6 +62,7 @@ pub(crate) fn sized(rng: &mut StdRng, frontends: usize, engines: usize) -> Probl
                 Arc {
                     output_tokens: mix.1 * 100.0,
                     profile: ProfileId(0),
+                    most: None,
                     ..fleet::arc(e, near + far, mix.0 * prefill + mix.1 * decode)
                 }
             };

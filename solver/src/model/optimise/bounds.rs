@@ -2,7 +2,7 @@
 //! get of it at most. Breaking one has a price under that of refusing, so each of them yields
 //! before a request is refused.
 
-use crate::model::problem::{Problem, Source};
+use crate::model::problem::{Arc, Problem, Source};
 
 /// A bound above this is none.
 const ALL: f64 = 1.0 - 1e-12;
@@ -18,6 +18,15 @@ pub(super) struct Bounds {
     pub(super) regions: Vec<(Vec<usize>, f64)>,
 }
 
+/// Most that an arc is to get by itself: its own bound or its engine's, the lower one.
+pub(super) fn most(problem: &Problem, arc: &Arc) -> Option<f64> {
+    let of_engine = problem.engines[arc.engine.0].max_share;
+    match (arc.most, of_engine) {
+        (Some(own), Some(of_engine)) => Some(own.min(of_engine)),
+        (own, of_engine) => own.or(of_engine),
+    }
+}
+
 impl Bounds {
     pub(super) fn of(problem: &Problem, source: &Source) -> Self {
         let mut bounds = Self::default();
@@ -29,9 +38,8 @@ impl Bounds {
             let usable: f64 = open().map(|(i, _)| previous[i]).sum();
             bounds.least_kept = (usable.min(1.0) - problem.max_step).max(0.0);
         }
-        let engine = |e: usize| problem.engines[e].max_share.filter(|most| *most < ALL);
-        if open().any(|(_, a)| engine(a.engine.0).is_some()) {
-            let most = |a: &crate::model::problem::Arc| engine(a.engine.0).filter(|_| a.open);
+        let most = |a: &Arc| most(problem, a).filter(|most| a.open && *most < ALL);
+        if source.arcs.iter().any(|a| most(a).is_some()) {
             bounds.arcs = source.arcs.iter().map(most).collect();
         }
         for (region, most) in problem.region_most.iter().enumerate() {

@@ -262,6 +262,7 @@ mod tests {
             money_ms: 0.0,
             kv_token_s: 0.0,
             profile: ProfileId(0),
+            most: None,
         };
         let point = |utilisation| Point {
             utilisation,

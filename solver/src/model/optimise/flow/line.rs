@@ -112,6 +112,7 @@ mod tests {
             money_ms: 0.25,
             kv_token_s: 0.0,
             profile: ProfileId(0),
+            most: None,
         }
     }
 
