@@ -18,5 +18,6 @@ pub mod relay;
 pub mod select;
 pub mod solve;
 pub mod stamp;
+pub mod stream;
 pub mod sys;
 pub mod world;

@@ -6,7 +6,7 @@ use anyhow::Context;
 use clap::{Parser, Subcommand};
 #[cfg(target_arch = "x86_64")]
 use pointsman_bench::select;
-use pointsman_bench::{bare, engine, load, profile, relay, solve, world};
+use pointsman_bench::{bare, engine, load, profile, relay, solve, stream, world};
 
 /// Mock engines, load clients and a local world for Pointsman.
 #[derive(Parser)]
@@ -35,6 +35,8 @@ enum Instrument {
     Select(Box<select::Args>),
     /// Measure how long the optimum takes to find, and how good it is.
     Solve(Box<solve::Args>),
+    /// Measure what carrying requests and streams costs, beside relays and other proxies.
+    Stream(Box<stream::Args>),
     /// Run a local world: engines, solver, proxies, users.
     World(Box<world::Args>),
 }
@@ -72,6 +74,7 @@ fn run(instrument: Instrument) -> anyhow::Result<()> {
             #[cfg(target_arch = "x86_64")]
             Instrument::Select(args) => select::run(*args).await,
             Instrument::Solve(args) => solve::run(&args),
+            Instrument::Stream(args) => stream::run(*args).await,
             Instrument::World(args) => world::run(*args).await,
         }
     })
