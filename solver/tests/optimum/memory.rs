@@ -125,13 +125,11 @@ fn general_fleets_with_memory_are_near_the_general_program_and_never_over() {
     assert!(worst <= 0.03, "worst {worst} in case {case}");
 }
 
-/// Frontends and engines of a fleet of three classes that is too large for the general program at the
-/// end of the rounds.
+/// Frontends and engines of a fleet of three classes whose rounds the general program at their end can
+/// just combine. Without that they leave 3 to 4 %.
 const LARGE: (usize, usize) = (20, 200);
-/// What rounds alone leave there, relatively: more than where the general program combines them.
-const MOST_LARGE: f64 = 0.05;
 
-/// What rounds alone leave. `POINTSMAN_KV_FLEETS` gives a number of fleets.
+/// `POINTSMAN_KV_FLEETS` gives a number of fleets.
 #[test]
 fn large_fleets_with_memory_are_never_over_and_not_far_from_the_general_program() {
     let seed = 163;
@@ -159,5 +157,5 @@ fn large_fleets_with_memory_are_never_over_and_not_far_from_the_general_program(
         gaps.push(gap);
     }
     gaps.sort_by(f64::total_cmp);
-    assert!(gaps[gaps.len() - 1] <= MOST_LARGE, "{gaps:?}");
+    assert!(gaps[gaps.len() - 1] <= 0.03, "{gaps:?}");
 }

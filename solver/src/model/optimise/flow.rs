@@ -33,7 +33,7 @@ const WORTH: f64 = 2e-4;
 /// Rounds in a row that may gain less.
 const PATIENCE: usize = 8;
 /// Ways that rounds used times sources and engines that a general program takes.
-const MOST_COMBINED: usize = 400_000;
+const MOST_COMBINED: usize = 1_000_000;
 /// Part of the last answer in the mean of all.
 const DAMPED: f64 = 0.5;
 /// Cuts of the way from one answer to another; each leaves 0.62 of it.
