@@ -7,6 +7,7 @@
     clippy::unwrap_used,
     reason = "helpers of tests: a panic is the failed test"
 )]
+#![expect(clippy::print_stdout, reason = "what was measured is printed")]
 
 use pointsman_solver::model::explain::{
     Explanation, LimitKind, MOST_ERROR, Quality, USUAL_ERROR, Wanted, explain,
@@ -71,27 +72,11 @@ impl Fleet {
         // Engine-seconds of each mix on the mean engine.
         let mut seconds = [0.0; 3];
         for e in 0..count {
-            let kind = rng.random_range(0..KINDS.len());
-            let size = [1.0, 2.0, 4.0, 8.0][rng.random_range(0..4_usize)];
-            let (prefill, decode) = (KINDS[kind].0 * size, KINDS[kind].1 * size);
-            let work = |(prompt, output): (f64, f64)| prompt / prefill + output / decode;
-            for (sum, mix) in seconds.iter_mut().zip(MIXES) {
-                *sum += work(mix) / count as f64;
+            let (engine, work) = self.engine(rng, e);
+            text += &engine;
+            for (sum, work) in seconds.iter_mut().zip(work) {
+                *sum += work / count as f64;
             }
-            let held = |(prompt, output): (f64, f64)| {
-                let decode_s = output * 0.01;
-                prompt * (0.2 + decode_s) + output / 2.0 * decode_s
-            };
-            let full = MIXES.map(held).iter().sum::<f64>() / MIXES.map(work).iter().sum::<f64>();
-            let memory = match self {
-                Self::Memory => format!(", kv_tokens = {}", full * rng.random_range(0.5..1.6)),
-                Self::Flat | Self::Congested => String::new(),
-            };
-            text += &format!(
-                "[[engines]]\nname = \"e{e}\"\nkind = \"k{kind}\"\nmodels = [\"m\"]\naddress = \
-                 \"127.0.0.1:1\"\ncapacity = {{ prefill_tps = {prefill}, decode_tps = {decode}{memory} \
-                 }}\n"
-            );
             homes.push(rng.random_range(0..frontends));
         }
         let load = rng.random_range(0.4..1.1) * count as f64;
@@ -114,6 +99,29 @@ impl Fleet {
             }
         }
         Topology::parse("t.toml", &text).unwrap()
+    }
+
+    /// An engine of some kind and size, and its engine-seconds of each mix.
+    fn engine(self, rng: &mut StdRng, e: usize) -> (String, [f64; 3]) {
+        let kind = rng.random_range(0..KINDS.len());
+        let size = [1.0, 2.0, 4.0, 8.0][rng.random_range(0..4_usize)];
+        let (prefill, decode) = (KINDS[kind].0 * size, KINDS[kind].1 * size);
+        let work = MIXES.map(|(prompt, output)| prompt / prefill + output / decode);
+        let held = |(prompt, output): (f64, f64)| {
+            let decode_s = output * 0.01;
+            prompt * (0.2 + decode_s) + output / 2.0 * decode_s
+        };
+        let full = MIXES.map(held).iter().sum::<f64>() / work.iter().sum::<f64>();
+        let memory = match self {
+            Self::Memory => format!(", kv_tokens = {}", full * rng.random_range(0.5..1.6)),
+            Self::Flat | Self::Congested => String::new(),
+        };
+        let text = format!(
+            "[[engines]]\nname = \"e{e}\"\nkind = \"k{kind}\"\nmodels = [\"m\"]\n\
+             address = \"127.0.0.1:1\"\n\
+             capacity = {{ prefill_tps = {prefill}, decode_tps = {decode}{memory} }}\n"
+        );
+        (text, work)
     }
 
     /// The least true cost that is found: by the general program, which is exact without
