@@ -118,6 +118,10 @@ pub struct Solution {
     /// How much dearer than the optimum of its last program it is at most, relatively; 0 unless
     /// the pivot limit came first.
     pub gap: f64,
+    /// How much dearer than any answer at its mix it is at most, relatively: where engines serve
+    /// unlike requests, than the bound that the prices of the last program prove for a general
+    /// program; elsewhere than the optimum of its program. 0 by general programs.
+    pub bound_gap: f64,
     /// Pivots of all programs.
     pub pivots: u64,
 }
@@ -171,9 +175,14 @@ pub fn worth(problem: &Problem, solution: &Solution) -> Result<Worth, Status> {
 
 /// By general programs.
 fn by_program(problem: &Problem) -> Result<Solution, Status> {
-    let empty = spread(problem);
-    let mut mix = empty.clone();
-    let first = Curve::all(problem, &mix, &empty);
+    let mut mix: Vec<Vec<f64>> = (problem.sources.iter())
+        .map(|source| {
+            let mut row = Vec::with_capacity(source.arcs.len());
+            curve::spread(problem, source, &mut row);
+            row
+        })
+        .collect();
+    let first = Curve::all(problem, None);
     // One factor for all rounds: their costs are compared.
     let (_, shed_factor) = lp::dearest(problem, &first);
     let rounds = if first.iter().all(|c| c.uniform) {
@@ -192,7 +201,7 @@ fn by_program(problem: &Problem) -> Result<Solution, Status> {
             best = Some(solution);
         }
         if round < rounds {
-            curves = Curve::all(problem, &mix, &empty);
+            curves = Curve::all(problem, Some(&mix));
         }
     }
     let mut best = best.expect("at least one round");
@@ -258,26 +267,6 @@ pub fn over_shares_ms(problem: &Problem, shares: &[Vec<f64>]) -> f64 {
 #[must_use]
 pub fn kv_utilisation(problem: &Problem, shares: &[Vec<f64>]) -> Vec<Option<f64>> {
     verify::kv_utilisation(problem, shares, Source::demand)
-}
-
-/// Shares before any are known: by the capacity of open arcs.
-fn spread(problem: &Problem) -> Vec<Vec<f64>> {
-    let one = |source: &Source| {
-        let of = |a: &super::problem::Arc| {
-            if a.open {
-                problem.engines[a.engine.0].capacity / a.seconds
-            } else {
-                0.0
-            }
-        };
-        let total: f64 = source.arcs.iter().map(of).sum();
-        source
-            .arcs
-            .iter()
-            .map(|a| if total > 0.0 { of(a) / total } else { 0.0 })
-            .collect()
-    };
-    problem.sources.iter().map(one).collect()
 }
 
 /// Names the first source that an engine could not be planned for.

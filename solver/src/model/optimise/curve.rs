@@ -2,7 +2,6 @@
 
 use crate::model::problem::{Arc, Problem, Source};
 use crate::model::segments::{Segment, grid, hull};
-use crate::model::topology::Profile;
 
 /// Widest step of the grid, in utilisation.
 const STEP: f64 = 1.0 / 32.0;
@@ -25,124 +24,97 @@ pub(super) struct Curve {
     pub(super) base: f64,
     /// Whether a delay per work is the same for every arc, so that the pieces say it all.
     pub(super) uniform: bool,
-    /// By source and arc position: delay beyond what the pieces charge, milliseconds per request.
-    pub(super) rest: Vec<(usize, usize, f64)>,
+    /// What load adds to requests by each profile there, at the load of the mix; empty where the
+    /// pieces say it all.
+    delays: Vec<Delay>,
+    /// What the pieces charge there, milliseconds per engine-second.
+    charged_ms: f64,
 }
 
-/// One arc's part in an engine's load. There are as many as arcs: it is kept small.
-struct Part<'a> {
-    source: u32,
-    position: u32,
-    arc: &'a Arc,
-    rps: f64,
+/// What load adds to requests by one profile, milliseconds.
+#[derive(Clone, Copy, Debug)]
+struct Delay {
+    profile: usize,
+    first_ms: f64,
+    token_ms: f64,
 }
 
 impl Curve {
-    /// Every engine's curve at a mix of shares. Where that leaves an engine empty, `fallback`
-    /// says which requests it would see.
-    pub(super) fn all(problem: &Problem, shares: &[Vec<f64>], fallback: &[Vec<f64>]) -> Vec<Self> {
-        let mut counts = vec![0; problem.engines.len()];
-        let arcs = problem.sources.iter().flat_map(|s| &s.arcs);
-        arcs.for_each(|a| counts[a.engine.0] += 1);
-        let mut parts: Vec<Vec<Part<'_>>> = counts.into_iter().map(Vec::with_capacity).collect();
-        for (s, source) in problem.sources.iter().enumerate() {
-            for (position, arc) in source.arcs.iter().enumerate() {
-                let share = source
-                    .fixed
-                    .as_ref()
-                    .map_or(shares[s][position], |w| w[position]);
-                let rps = source.planned_rps * share;
-                if arc.open || (source.fixed.is_some() && rps > 0.0) {
-                    parts[arc.engine.0].push(Part {
-                        source: s as u32,
-                        position: position as u32,
-                        arc,
-                        rps,
-                    });
+    /// Every engine's curve at a mix of shares, or at the spread of all requests by capacity. An
+    /// engine that the mix leaves empty sees the requests that the spread would send it.
+    pub(super) fn all(problem: &Problem, shares: Option<&[Vec<f64>]>) -> Vec<Self> {
+        let mut seen: Vec<Seen> = problem.engines.iter().map(|_| Seen::new()).collect();
+        let mix = shares.map_or(Mix::Spread, Mix::Found);
+        gather(problem, mix, &mut seen, |seen, part| {
+            seen.add(problem, part)
+        });
+        let is_idle = |seen: &Seen| seen.load <= 0.0 && seen.first.is_some();
+        if seen.iter().any(is_idle) {
+            let idle: Vec<bool> = seen.iter().map(is_idle).collect();
+            let emptied = seen.iter_mut().filter(|s| is_idle(s));
+            emptied.for_each(Seen::empty);
+            gather(problem, Mix::Anyone, &mut seen, |seen, part| {
+                if idle[part.arc.engine.0] {
+                    seen.mix(problem, part);
                 }
-            }
+            });
         }
-        let one = |(e, parts): (usize, Vec<Part<'_>>)| Self::one(problem, e, parts, fallback);
-        parts.into_iter().enumerate().map(one).collect()
+        let one = |(e, seen)| Self::one(problem, e, seen);
+        seen.into_iter().enumerate().map(one).collect()
     }
 
-    fn one(problem: &Problem, e: usize, mut parts: Vec<Part<'_>>, fallback: &[Vec<f64>]) -> Self {
+    fn one(problem: &Problem, e: usize, mut seen: Seen) -> Self {
         let engine = &problem.engines[e];
-        let load = |parts: &[Part<'_>]| parts.iter().map(|p| p.rps * p.arc.seconds).sum::<f64>();
-        let fixed = |p: &&Part<'_>| problem.sources[p.source as usize].fixed.is_some();
-        let of_fixed = |p: &Part<'_>| p.rps * p.arc.seconds;
-        let base_load: f64 = parts.iter().filter(fixed).map(of_fixed).sum();
         let (base, at) = if engine.capacity > 0.0 {
             (
-                base_load / engine.capacity,
-                (load(&parts) / engine.capacity).min(1.0),
+                seen.base_load / engine.capacity,
+                (seen.load / engine.capacity).min(1.0),
             )
         } else {
             (0.0, 0.0)
         };
-        if load(&parts) <= 0.0 {
-            for part in &mut parts {
-                let (s, i) = (part.source as usize, part.position as usize);
-                part.rps = problem.sources[s].planned_rps * fallback[s][i];
-            }
-        }
-        let uniform = uniform(problem, &parts);
+        seen.sums.sort_unstable_by_key(|sum| sum.profile);
         // Delay per engine-second of the mix, at a utilisation.
-        let total = load(&parts);
-        let sums = sums(problem, &parts);
         let mean = |utilisation: f64| {
-            let delay = |sum: &Sum<'_>| {
-                let (ttft, tbot) = sum.profile.at(utilisation);
+            let delay = |sum: &Sum| {
+                let (ttft, tbot) = problem.profiles[sum.profile].at(utilisation);
                 let first = ttft - sum.idle.0;
                 first * sum.rps + (first + (tbot - sum.idle.1) - first) * sum.tokens
             };
-            if total > 0.0 {
-                sums.iter().map(delay).sum::<f64>() / total
+            if seen.mixed > 0.0 {
+                seen.sums.iter().map(delay).sum::<f64>() / seen.mixed
             } else {
                 0.0
             }
         };
-        let pieces = pieces(problem, e, base, &parts, &mean);
-        let mean_at = mean(at);
-        let rest = |p: &Part<'_>| {
-            let own = problem.delay_ms(p.arc, at);
-            (
-                p.source as usize,
-                p.position as usize,
-                own - p.arc.seconds * mean_at,
-            )
+        let pieces = pieces(problem, e, base, &seen, &mean);
+        let delay = |sum: &Sum| {
+            let (ttft, tbot) = problem.profiles[sum.profile].at(at);
+            Delay {
+                profile: sum.profile,
+                first_ms: ttft - sum.idle.0,
+                token_ms: tbot - sum.idle.1,
+            }
         };
-        let rest = if uniform {
-            Vec::new()
-        } else {
-            parts.iter().map(rest).collect()
+        let delays = match seen.uniform {
+            true => Vec::new(),
+            false => seen.sums.iter().map(delay).collect(),
         };
         Self {
             pieces,
             base,
-            uniform,
-            rest,
+            uniform: seen.uniform,
+            delays,
+            charged_ms: mean(at),
         }
     }
 
-    /// By source and arc: what its delay has beyond the pieces; empty where nothing has.
-    pub(super) fn rests(problem: &Problem, curves: &[Self]) -> Vec<Vec<f64>> {
-        if curves.iter().all(|c| c.rest.is_empty()) {
-            return Vec::new();
-        }
-        let none = |source: &Source| vec![0.0; source.arcs.len()];
-        let mut rests: Vec<Vec<f64>> = problem.sources.iter().map(none).collect();
-        for &(source, position, rest_ms) in curves.iter().flat_map(|c| &c.rest) {
-            rests[source][position] = rest_ms;
-        }
-        rests
-    }
-
-    /// What an arc's delay has beyond the pieces.
-    pub(super) fn rest_ms(&self, source: usize, position: usize) -> f64 {
-        let key = (source, position);
-        let found = self.rest.binary_search_by_key(&key, |(s, p, _)| (*s, *p));
-        found.map_or(0.0, |i| self.rest[i].2)
+    /// What the delay of an arc to this engine has beyond the pieces, milliseconds per request.
+    pub(super) fn rest_ms(&self, arc: &Arc) -> f64 {
+        let own = self.delays.iter().find(|d| d.profile == arc.profile.0);
+        own.map_or(0.0, |own| {
+            own.first_ms + arc.output_tokens * own.token_ms - arc.seconds * self.charged_ms
+        })
     }
 
     /// Steepest piece, per utilisation.
@@ -151,9 +123,90 @@ impl Curve {
     }
 }
 
+/// One arc's part in an engine's load.
+struct Part<'a> {
+    source: &'a Source,
+    position: usize,
+    arc: &'a Arc,
+    rps: f64,
+}
+
+/// Where requests are taken to go.
+#[derive(Clone, Copy)]
+enum Mix<'a> {
+    /// To these shares; those of sources that are not chosen stand.
+    Found(&'a [Vec<f64>]),
+    /// To every engine by its capacity, but for sources that are not chosen.
+    Spread,
+    /// The same, whoever they are of.
+    Anyone,
+}
+
+/// Every arc that brings load or may, by source, then arc.
+fn gather(
+    problem: &Problem,
+    mix: Mix<'_>,
+    seen: &mut [Seen],
+    mut take: impl FnMut(&mut Seen, &Part<'_>),
+) {
+    let mut row = Vec::new();
+    for (s, source) in problem.sources.iter().enumerate() {
+        let shares = match (mix, &source.fixed) {
+            (Mix::Found(_) | Mix::Spread, Some(fixed)) => fixed,
+            (Mix::Found(shares), None) => &shares[s],
+            (Mix::Spread, None) | (Mix::Anyone, _) => {
+                spread(problem, source, &mut row);
+                &row
+            }
+        };
+        for (position, (arc, share)) in source.arcs.iter().zip(shares).enumerate() {
+            let rps = source.planned_rps * share;
+            if arc.open || (source.fixed.is_some() && rps > 0.0) {
+                let part = Part {
+                    source,
+                    position,
+                    arc,
+                    rps,
+                };
+                take(&mut seen[arc.engine.0], &part);
+            }
+        }
+    }
+}
+
+/// A source's shares before any are known: by the capacity of open arcs.
+pub(super) fn spread(problem: &Problem, source: &Source, row: &mut Vec<f64>) {
+    row.clear();
+    row.extend(source.arcs.iter().map(|a| match a.open {
+        true => problem.engines[a.engine.0].capacity / a.seconds,
+        false => 0.0,
+    }));
+    let total: f64 = row.iter().sum();
+    let share = |of: f64| if total > 0.0 { of / total } else { 0.0 };
+    row.iter_mut().for_each(|of| *of = share(*of));
+}
+
+/// What is seen of an engine's arcs, one after the other: there are too many to keep.
+struct Seen {
+    /// Engine-seconds per second that sources which are not chosen bring.
+    base_load: f64,
+    /// All of the mix.
+    load: f64,
+    /// All of the mix that the sums are of.
+    mixed: f64,
+    /// What the weights that stand bring.
+    standing: f64,
+    sums: Vec<Sum>,
+    /// Whether a delay per work is the same for every arc so far.
+    uniform: bool,
+    /// Kinds of requests met so far, by profile, work and tokens.
+    kinds: Vec<[u64; 3]>,
+    first: Option<Arc>,
+}
+
 /// What requests by one profile are at an engine.
-struct Sum<'a> {
-    profile: &'a Profile,
+struct Sum {
+    profile: usize,
     /// Its latencies without load, milliseconds.
     idle: (f64, f64),
     /// Requests per second of the mix.
@@ -162,57 +215,91 @@ struct Sum<'a> {
     tokens: f64,
 }
 
-/// By profile, in order.
-fn sums<'a>(problem: &'a Problem, parts: &[Part<'_>]) -> Vec<Sum<'a>> {
-    let mut sums: Vec<Option<Sum<'_>>> = problem.profiles.iter().map(|_| None).collect();
-    for part in parts {
-        let p = part.arc.profile.0;
-        let profile = &problem.profiles[p];
-        let sum = sums[p].get_or_insert_with(|| Sum {
-            profile,
-            idle: profile.at(0.0),
-            rps: 0.0,
-            tokens: 0.0,
-        });
+impl Seen {
+    fn new() -> Self {
+        Self {
+            base_load: 0.0,
+            load: 0.0,
+            mixed: 0.0,
+            standing: 0.0,
+            sums: Vec::new(),
+            uniform: true,
+            kinds: Vec::new(),
+            first: None,
+        }
+    }
+
+    fn add(&mut self, problem: &Problem, part: &Part<'_>) {
+        let (source, arc) = (part.source, part.arc);
+        let load = part.rps * arc.seconds;
+        self.load += load;
+        if source.fixed.is_some() {
+            self.base_load += load;
+        }
+        if let Some(weights) = source.previous.as_ref().or(source.fixed.as_ref()) {
+            self.standing += source.planned_rps * weights[part.position] * arc.seconds;
+        }
+        let first = *self.first.get_or_insert(*arc);
+        self.uniform = self.uniform && self.is_alike(problem, arc, &first);
+        self.mix(problem, part);
+    }
+
+    /// Adds to the sums alone.
+    fn mix(&mut self, problem: &Problem, part: &Part<'_>) {
+        self.mixed += part.rps * part.arc.seconds;
+        let profile = part.arc.profile.0;
+        let at = match self.sums.iter().position(|sum| sum.profile == profile) {
+            Some(at) => at,
+            None => {
+                self.sums.push(Sum {
+                    profile,
+                    idle: problem.profiles[profile].at(0.0),
+                    rps: 0.0,
+                    tokens: 0.0,
+                });
+                self.sums.len() - 1
+            }
+        };
+        let sum = &mut self.sums[at];
         sum.rps += part.rps;
         sum.tokens += part.rps * part.arc.output_tokens;
     }
-    sums.into_iter().flatten().collect()
-}
 
-/// Whether every arc's delay per work is the same at every load.
-fn uniform(problem: &Problem, parts: &[Part<'_>]) -> bool {
-    let Some(first) = parts.first() else {
-        return true;
-    };
-    // Most arcs are alike but for their distance: each kind is looked at once.
-    let mut seen: Vec<[u64; 3]> = Vec::new();
-    parts.iter().all(|p| {
-        let profile = p.arc.profile.0 as u64;
+    /// Forgets the sums.
+    fn empty(&mut self) {
+        self.mixed = 0.0;
+        for sum in &mut self.sums {
+            (sum.rps, sum.tokens) = (0.0, 0.0);
+        }
+    }
+
+    /// Whether an arc's delay per work is the first one's at every load.
+    fn is_alike(&mut self, problem: &Problem, arc: &Arc, first: &Arc) -> bool {
+        // Most arcs are alike but for their distance: each kind is looked at once.
         let kind = [
-            profile,
-            p.arc.seconds.to_bits(),
-            p.arc.output_tokens.to_bits(),
+            arc.profile.0 as u64,
+            arc.seconds.to_bits(),
+            arc.output_tokens.to_bits(),
         ];
-        if seen.iter().rev().take(MOST_KINDS).any(|k| *k == kind) {
+        if self.kinds.iter().rev().take(MOST_KINDS).any(|k| *k == kind) {
             return true;
         }
-        seen.push(kind);
-        let points = &problem.profiles[p.arc.profile.0].points;
-        let first_points = &problem.profiles[first.arc.profile.0].points;
+        self.kinds.push(kind);
+        let points = &problem.profiles[arc.profile.0].points;
+        let first_points = &problem.profiles[first.profile.0].points;
         points.iter().chain(first_points).all(|point| {
-            let own = problem.delay_ms(p.arc, point.utilisation) / p.arc.seconds;
-            let firsts = problem.delay_ms(first.arc, point.utilisation) / first.arc.seconds;
+            let own = problem.delay_ms(arc, point.utilisation) / arc.seconds;
+            let firsts = problem.delay_ms(first, point.utilisation) / first.seconds;
             (own - firsts).abs() <= SAME * own.abs().max(firsts.abs())
         })
-    })
+    }
 }
 
 fn pieces(
     problem: &Problem,
     e: usize,
     base: f64,
-    parts: &[Part<'_>],
+    seen: &Seen,
     mean: &dyn Fn(f64) -> f64,
 ) -> Vec<Segment> {
     let engine = &problem.engines[e];
@@ -220,16 +307,12 @@ fn pieces(
         return Vec::new();
     }
     let mut borders: Vec<f64> = Vec::new();
-    let mut known = vec![false; problem.profiles.len()];
-    for part in parts {
-        let profile = part.arc.profile.0;
-        if !std::mem::replace(&mut known[profile], true) {
-            let points = &problem.profiles[profile].points;
-            borders.extend(points.iter().map(|p| p.utilisation));
-        }
+    for sum in &seen.sums {
+        let points = &problem.profiles[sum.profile].points;
+        borders.extend(points.iter().map(|p| p.utilisation));
     }
     borders.extend(over_safe_borders(engine.headroom));
-    let fine: Vec<f64> = fine_borders(standing(problem, e, parts))
+    let fine: Vec<f64> = fine_borders(seen.standing / engine.capacity)
         .filter(|u| borders.iter().all(|b| (u - b).abs() > FINE / 4.0))
         .collect();
     borders.extend(fine);
@@ -251,17 +334,6 @@ fn pieces(
         });
     }
     pieces
-}
-
-/// Utilisation that the weights that stand bring; 0 without any.
-fn standing(problem: &Problem, e: usize, parts: &[Part<'_>]) -> f64 {
-    let load = |p: &Part<'_>| {
-        let source = &problem.sources[p.source as usize];
-        let weights = source.previous.as_ref().or(source.fixed.as_ref());
-        let weight = weights.map_or(0.0, |w| w[p.position as usize]);
-        source.planned_rps * weight * p.arc.seconds
-    };
-    parts.iter().map(load).sum::<f64>() / problem.engines[e].capacity
 }
 
 /// Finer steps around the utilisation that stands: a step's price is far beyond that of movement,

@@ -7,9 +7,11 @@
 //! worse, and capacities hold in between because they hold at both ends. Rounds end when they
 //! gain nothing any more.
 
+mod bound;
 mod line;
 mod repair;
 mod statement;
+mod ways;
 mod worth;
 
 use super::bounds::Bounds;
@@ -17,8 +19,8 @@ use super::curve::Curve;
 use super::lp::{self, Answer, caught, dearest};
 use super::mend::mend;
 use super::warm::Warm;
-use super::{Solution, Status, spread, verify};
-use crate::model::problem::Problem;
+use super::{Solution, Status, verify};
+use crate::model::problem::{Problem, Source};
 use line::Line;
 use statement::{Flows, Found};
 
@@ -32,6 +34,8 @@ const MOST_ARCS: usize = 4_000_000;
 const WORTH: f64 = 2e-4;
 /// Rounds in a row that may gain less.
 const PATIENCE: usize = 8;
+/// Part of the cost that is not worth another round.
+const CLOSE: f64 = 1e-4;
 /// Ways that rounds used times sources and engines that a general program takes.
 const MOST_COMBINED: usize = 1_000_000;
 /// Part of the last answer in the mean of all.
@@ -55,12 +59,14 @@ struct Rounds<'a> {
     bounds: Vec<Bounds>,
     flows: Flows<'a>,
     best: Option<Solution>,
-    /// By source and arc: whether a round used it.
+    /// By source and arc: whether a round used it; empty where nobody will ask.
     used: Vec<Vec<bool>>,
     /// Mean of what was found, the last half of it.
     mean: Option<Answer>,
     shed_factor: f64,
     pivots: u64,
+    /// What no answer at the mix of the best one can cost less than, once rounds look for it.
+    bound_ms: Option<f64>,
 }
 
 impl<'a> Rounds<'a> {
@@ -68,23 +74,26 @@ impl<'a> Rounds<'a> {
         let bounds: Vec<Bounds> = (problem.sources.iter())
             .map(|source| Bounds::of(problem, source))
             .collect();
+        let flows = Flows::new(problem, &bounds, warm);
+        let none = |source: &Source| vec![false; source.arcs.len()];
         Self {
             problem,
-            flows: Flows::new(problem, &bounds, warm),
             bounds,
             best: None,
-            used: (problem.sources.iter())
-                .map(|source| vec![false; source.arcs.len()])
-                .collect(),
+            used: match flows.has_memory_bounds() {
+                true => problem.sources.iter().map(none).collect(),
+                false => Vec::new(),
+            },
+            flows,
             mean: None,
             shed_factor: 1.0,
             pivots: 0,
+            bound_ms: None,
         }
     }
 
     fn run(mut self) -> Result<(Solution, Warm), Status> {
-        let empty = spread(self.problem);
-        let mut curves = Curve::all(self.problem, &empty, &empty);
+        let mut curves = Curve::all(self.problem, None);
         self.shed_factor = dearest(self.problem, &curves).1;
         let uniform = curves.iter().all(|c| c.uniform);
         if !(uniform && self.flows.is_plain()) {
@@ -100,17 +109,18 @@ impl<'a> Rounds<'a> {
             rounds += 1;
             let found = self.flows.solve(&curves, self.shed_factor)?;
             self.pivots += found.pivots;
-            let exact = uniform && self.flows.is_exact(&found.answer.shares);
-            let mut gained = self.take(&found, &found.answer, exact && rounds == 1)?;
-            if (exact && rounds == 1) || found.limited {
+            let exact = rounds == 1 && uniform && self.flows.is_exact(&found.answer.shares);
+            if exact || found.limited {
+                self.take(found.gap_ms, found.answer, exact)?;
                 break;
             }
+            let mut gained = self.take(found.gap_ms, found.answer.clone(), false)?;
             let mean = match self.mean.take() {
                 Some(mean) => between(&mean, &found.answer, DAMPED),
                 None => found.answer.clone(),
             };
             if rounds > 1 {
-                gained = gained.max(self.take(&found, &mean, false)?);
+                gained = gained.max(self.take(found.gap_ms, mean.clone(), false)?);
             }
             idle = if gained > WORTH { 0 } else { idle + 1 };
             self.note_used(&found.answer.shares);
@@ -119,23 +129,33 @@ impl<'a> Rounds<'a> {
             self.mean = Some(mean);
             last = Some(found);
             if !uniform {
-                curves = Curve::all(self.problem, &best.shares, &empty);
+                curves = Curve::all(self.problem, Some(&best.shares));
+            }
+            let prices = self
+                .flows
+                .prices(last.as_ref().expect("it was just put there"));
+            let bound_ms = bound::bound_ms(self.problem, &curves, &prices, self.shed_factor);
+            self.bound_ms = Some(bound_ms);
+            if self.beyond_bound() <= CLOSE {
+                break;
             }
         }
         if let Some(last) = last.filter(|_| self.flows.has_memory_bounds()) {
             self.combine(&last, &curves)?;
         }
         self.sweep(rounds)?;
+        let beyond = self.beyond_bound();
         let mut best = self.best.expect("at least one round");
         best.rounds = rounds;
         best.pivots = self.pivots;
         best.separability_error = self.flows.separability_error();
+        best.bound_gap = beyond;
         Ok((best, self.flows.warm()))
     }
 
-    /// Takes what a round found as far as it is better; by how much, relatively.
-    fn take(&mut self, found: &Found, answer: &Answer, exact: bool) -> Result<f64, Status> {
-        let mut answer = answer.clone();
+    /// Takes what a round found, so much dearer than its optimum at most, as far as it is better;
+    /// by how much, relatively.
+    fn take(&mut self, gap_ms: f64, mut answer: Answer, exact: bool) -> Result<f64, Status> {
         if !exact {
             mend(
                 self.problem,
@@ -146,7 +166,7 @@ impl<'a> Rounds<'a> {
         }
         let Some(before) = self.best.take() else {
             let mut solution = verify::verify_bounded(self.problem, &self.bounds, answer)?;
-            solution.gap = found.gap_ms / solution.terms.total().max(f64::MIN_POSITIVE);
+            solution.gap = gap_ms / solution.terms.total().max(f64::MIN_POSITIVE);
             self.best = Some(solution);
             return Ok(1.0);
         };
@@ -165,9 +185,19 @@ impl<'a> Rounds<'a> {
         let mut solution =
             verify::verify_bounded(self.problem, &self.bounds, between(&from, &answer, part))?;
         let gained = (was - solution.merit()) / was.abs().max(f64::MIN_POSITIVE);
-        solution.gap = found.gap_ms / solution.terms.total().max(f64::MIN_POSITIVE);
+        solution.gap = gap_ms / solution.terms.total().max(f64::MIN_POSITIVE);
         self.best = Some(if gained > 0.0 { solution } else { before });
         Ok(gained)
+    }
+
+    /// By how much the best answer costs more than the bound of its mix, relatively; where no
+    /// bound was looked for, than the optimum of its program at most.
+    fn beyond_bound(&self) -> f64 {
+        let best = self.best.as_ref().expect("a round was taken");
+        self.bound_ms.map_or(best.gap, |bound_ms| {
+            let beyond_ms = (best.merit() - bound_ms).max(0.0);
+            beyond_ms / best.merit().max(f64::MIN_POSITIVE)
+        })
     }
 
     /// Remembers the ways that a round used.
@@ -199,7 +229,7 @@ impl<'a> Rounds<'a> {
         }
         // What it cannot solve is no loss: the rounds found an answer.
         if let Ok(answer) = lp::solve(&narrowed, curves, self.shed_factor) {
-            self.take(last, &answer, false)?;
+            self.take(last.gap_ms, answer, false)?;
         }
         Ok(())
     }

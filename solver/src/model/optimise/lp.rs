@@ -92,8 +92,7 @@ fn build_and_solve(
     let columns: Vec<Option<Columns>> = problem
         .sources
         .iter()
-        .enumerate()
-        .map(|(s, source)| builder.source(s, source))
+        .map(|source| builder.source(source))
         .collect();
     builder.engines(&columns);
     let shed_factor = builder.shed_factor;
@@ -160,7 +159,7 @@ impl<'a> Builder<'a> {
         self.program.add_var(cost, (0.0, most))
     }
 
-    fn source(&mut self, s: usize, source: &Source) -> Option<Columns> {
+    fn source(&mut self, source: &Source) -> Option<Columns> {
         if source.fixed.is_some() || !source.has_open_arc() {
             return None;
         }
@@ -171,7 +170,7 @@ impl<'a> Builder<'a> {
                 arcs.push([None, None]);
                 continue;
             }
-            let rest_ms = self.curves[arc.engine.0].rest_ms(s, i);
+            let rest_ms = self.curves[arc.engine.0].rest_ms(arc);
             let cost = arc.network_ms + arc.service_ms + arc.money_ms + rest_ms;
             let before = source.previous.as_ref().map(|w| w[i]);
             let kept = before.filter(|w| *w > FEASIBLE);

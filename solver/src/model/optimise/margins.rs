@@ -3,11 +3,11 @@
 //! The pieces and ladders are those that the methods solve with, taken at the mix found; nothing is
 //! solved here. `crate::model::explain` makes prices of it.
 
+use super::Solution;
 use super::bounds::Bounds;
 use super::curve::Curve;
 use super::lp::{priority_share, shed_pieces};
-use super::{Solution, spread};
-use crate::model::problem::{Problem, Source};
+use crate::model::problem::{Arc, Problem, Source};
 
 /// Both sides of every convex cost.
 #[derive(Clone, Debug, PartialEq)]
@@ -58,7 +58,7 @@ pub struct SourceMargin {
 /// of a demand, is at it.
 #[must_use]
 pub fn margins(problem: &Problem, solution: &Solution, near: f64) -> Margins {
-    let curves = Curve::all(problem, &solution.shares, &spread(problem));
+    let curves = Curve::all(problem, Some(&solution.shares));
     let (mut load, mut kv) = (
         vec![0.0; problem.engines.len()],
         vec![0.0; problem.engines.len()],
@@ -91,10 +91,15 @@ pub fn margins(problem: &Problem, solution: &Solution, near: f64) -> Margins {
             let engine = source.arcs[*inside.first()?].engine;
             Some((problem.engines[engine.0].region, *most))
         };
+        let rest_ms = |(i, arc): (usize, &Arc)| {
+            let fixed = source.fixed.as_ref().map_or(0.0, |w| w[i]);
+            match arc.open || source.planned_rps * fixed > 0.0 {
+                true => curves[arc.engine.0].rest_ms(arc),
+                false => 0.0,
+            }
+        };
         SourceMargin {
-            rest_ms: (source.arcs.iter().enumerate())
-                .map(|(i, arc)| curves[arc.engine.0].rest_ms(s, i))
-                .collect(),
+            rest_ms: source.arcs.iter().enumerate().map(rest_ms).collect(),
             most_moved: 1.0 - bounds.least_kept,
             regions: bounds.regions.iter().filter_map(region).collect(),
             most,

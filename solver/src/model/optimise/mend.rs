@@ -59,6 +59,8 @@ struct Mender<'a> {
     size: Vec<[f64; 2]>,
     /// By engine: load over capacity before anything moved.
     load: Vec<f64>,
+    /// By engine: sources that may change and their arcs there that had requests at any time.
+    users: Vec<Vec<(u32, u32)>>,
 }
 
 /// Mends the sources named; `bounds` are those of every source.
@@ -66,7 +68,8 @@ pub(super) fn mend(problem: &Problem, bounds: &[Bounds], members: &[usize], answ
     let mut used = vec![[0.0; 2]; problem.engines.len()];
     for (source, shares) in problem.sources.iter().zip(&answer.shares) {
         let shares = source.fixed.as_ref().unwrap_or(shares);
-        for (arc, share) in source.arcs.iter().zip(shares) {
+        for (i, share) in shares.iter().enumerate().filter(|(_, x)| **x != 0.0) {
+            let arc = &source.arcs[i];
             for r in RESOURCES {
                 used[arc.engine.0][r] += source.planned_rps * share * need(arc)[r];
             }
@@ -90,12 +93,18 @@ pub(super) fn mend(problem: &Problem, bounds: &[Bounds], members: &[usize], answ
             .collect(),
         load: pairs().map(part).collect(),
         size: size.clone(),
+        users: vec![Vec::new(); problem.engines.len()],
     };
+    for &s in members {
+        for i in 0..problem.sources[s].arcs.len() {
+            if mender.answer.shares[s][i] > 0.0 {
+                mender.note_user(s, i);
+            }
+        }
+    }
     mender.keep_shares(members);
     for e in 0..problem.engines.len() {
-        RESOURCES
-            .into_iter()
-            .for_each(|r| mender.relieve(members, e, r));
+        RESOURCES.into_iter().for_each(|r| mender.relieve(e, r));
     }
     mender.take_back(members);
 }
@@ -166,18 +175,24 @@ impl Mender<'_> {
         }
     }
 
+    fn note_user(&mut self, s: usize, i: usize) {
+        let e = self.problem.sources[s].arcs[i].engine.0;
+        self.users[e].push((s as u32, i as u32));
+    }
+
     /// Moves requests away from an engine that has too many.
-    fn relieve(&mut self, members: &[usize], e: usize, resource: usize) {
+    fn relieve(&mut self, e: usize, resource: usize) {
         if self.room[e][resource] >= 0.0 {
             return;
         }
+        self.users[e].sort_unstable();
+        self.users[e].dedup();
         let mut moves = Vec::new();
-        for &s in members {
-            let arcs = &self.problem.sources[s].arcs;
-            for i in (0..arcs.len()).filter(|i| arcs[*i].engine.0 == e) {
-                if self.answer.shares[s][i] > 0.0 && need(&arcs[i])[resource] > 0.0 {
-                    self.away(s, i, Why::Lack(resource), &mut moves);
-                }
+        for &(s, i) in &self.users[e] {
+            let (s, i) = (s as usize, i as usize);
+            let arc = &self.problem.sources[s].arcs[i];
+            if self.answer.shares[s][i] > 0.0 && need(arc)[resource] > 0.0 {
+                self.away(s, i, Why::Lack(resource), &mut moves);
             }
         }
         self.make_all(moves);
@@ -380,7 +395,10 @@ impl Mender<'_> {
                 }
                 Place::Arc(i) => {
                     let here = &mut self.answer.shares[s][i];
-                    *here = (*here + share).max(0.0);
+                    let was = std::mem::replace(here, (*here + share).max(0.0));
+                    if was <= 0.0 {
+                        self.note_user(s, i);
+                    }
                     let arc = &source.arcs[i];
                     for r in RESOURCES {
                         let room = &mut self.room[arc.engine.0][r];

@@ -38,6 +38,7 @@ pub use basis::{Basis, Flow};
 pub use check::{Violation, check_optimal, lower_bound};
 pub use instance::{Instance, MOST_FLOW, Part, Rung, Source, UNBOUNDED};
 pub use prices::{Prices, prices};
+pub(super) use scale::scaled;
 pub use scale::{EngineSide, Scaled, SourceSide, Statement, Units, Way};
 
 use instance::{fill, shed_rungs, way_rungs};

@@ -3,7 +3,7 @@
 //! Only ratios are averaged, nothing is taken the logarithm of: a power of two in all work is a
 //! power of two in the fit, and the bits are the same on every machine.
 
-use crate::model::problem::Problem;
+use crate::model::problem::{Arc, Problem, Source};
 
 /// Passes over all work; where it is separable the first is exact.
 const PASSES: usize = 30;
@@ -24,25 +24,15 @@ pub(super) struct Separable {
 impl Separable {
     /// The fit over every open arc of every source that is a choice.
     pub(super) fn fit(problem: &Problem) -> Self {
-        let entries: Vec<(usize, usize, f64)> = problem
-            .sources
-            .iter()
-            .enumerate()
-            .filter(|(_, source)| source.fixed.is_none())
-            .flat_map(|(s, source)| {
-                let open = source.arcs.iter().filter(|a| a.open);
-                open.map(move |a| (s, a.engine.0, a.seconds))
-            })
-            .collect();
-        let mut fit = Self::spanned(problem, &entries);
-        fit.measure(&entries);
+        let mut fit = Self::spanned(problem);
+        fit.measure(problem);
         let mut best = fit.clone();
         for _ in 0..PASSES {
             if best.error <= EXACT {
                 break;
             }
-            fit.average(&entries);
-            fit.measure(&entries);
+            fit.average(problem);
+            fit.measure(problem);
             if fit.error < best.error {
                 best = fit.clone();
             }
@@ -53,48 +43,36 @@ impl Separable {
         best
     }
 
-    /// Every source and engine by the first entry that connects it to one that is known.
-    fn spanned(problem: &Problem, entries: &[(usize, usize, f64)]) -> Self {
-        // Entries come by source: a source's are one range, an engine's are sorted by counting.
-        let mut own = vec![0..0; problem.sources.len()];
-        let mut first = vec![0; problem.engines.len() + 1];
-        for (i, &(s, e, _)) in entries.iter().enumerate() {
-            if own[s].is_empty() {
-                own[s] = i..i;
-            }
-            own[s].end = i + 1;
-            first[e + 1] += 1;
-        }
-        for e in 0..problem.engines.len() {
-            first[e + 1] += first[e];
-        }
-        let mut next_of = first.clone();
-        let mut by_engine = vec![0; entries.len()];
-        for (i, &(_, e, _)) in entries.iter().enumerate() {
-            by_engine[next_of[e]] = i;
-            next_of[e] += 1;
-        }
+    /// Every source and engine by the first arc that connects it to one that is known.
+    fn spanned(problem: &Problem) -> Self {
+        let users = Users::of(problem);
         let mut source: Vec<Option<f64>> = vec![None; problem.sources.len()];
         let mut engine: Vec<Option<f64>> = vec![None; problem.engines.len()];
         for root in 0..source.len() {
-            if source[root].is_some() || own[root].is_empty() {
+            if source[root].is_some() {
                 continue;
             }
             // The work of the first request is the unit of its engine.
-            let mut next = vec![(root, entries[own[root].start].2)];
-            source[root] = Some(next[0].1);
+            let Some(first) = ways(&problem.sources[root]).next() else {
+                continue;
+            };
+            let mut next = vec![(root, first.seconds)];
+            source[root] = Some(first.seconds);
             while let Some((s, alpha)) = next.pop() {
-                for &(_, e, work) in &entries[own[s].clone()] {
+                for arc in ways(&problem.sources[s]) {
+                    let e = arc.engine.0;
                     if engine[e].is_some() {
                         continue;
                     }
-                    let beta = work / alpha;
+                    let beta = arc.seconds / alpha;
                     engine[e] = Some(beta);
-                    for &i in &by_engine[first[e]..first[e + 1]] {
-                        let (other, _, work) = entries[i];
-                        if source[other].is_none() {
-                            source[other] = Some(work / beta);
-                            next.push((other, work / beta));
+                    for &other in users.of_engine(e) {
+                        let known = &mut source[other as usize];
+                        if known.is_none() {
+                            let mut arcs = ways(&problem.sources[other as usize]);
+                            let arc = arcs.find(|a| a.engine.0 == e).expect("it uses the engine");
+                            *known = Some(arc.seconds / beta);
+                            next.push((other as usize, arc.seconds / beta));
                         }
                     }
                 }
@@ -109,26 +87,79 @@ impl Separable {
     }
 
     /// Each side in turn by the mean ratio to the other.
-    fn average(&mut self, entries: &[(usize, usize, f64)]) {
+    fn average(&mut self, problem: &Problem) {
         let mut sums = vec![(0.0, 0.0); self.source.len()];
-        for &(s, e, work) in entries {
-            sums[s].0 += work / self.engine[e];
-            sums[s].1 += 1.0;
+        for (sum, source) in sums.iter_mut().zip(&problem.sources) {
+            for arc in ways(source) {
+                sum.0 += arc.seconds / self.engine[arc.engine.0];
+                sum.1 += 1.0;
+            }
         }
         settle(&mut self.source, &sums);
         let mut sums = vec![(0.0, 0.0); self.engine.len()];
-        for &(s, e, work) in entries {
-            sums[e].0 += work / self.source[s];
-            sums[e].1 += 1.0;
+        for (source, alpha) in problem.sources.iter().zip(&self.source) {
+            for arc in ways(source) {
+                let sum: &mut (f64, f64) = &mut sums[arc.engine.0];
+                sum.0 += arc.seconds / alpha;
+                sum.1 += 1.0;
+            }
         }
         settle(&mut self.engine, &sums);
     }
 
-    fn measure(&mut self, entries: &[(usize, usize, f64)]) {
-        let off = |&(s, e, work): &(usize, usize, f64)| {
-            (self.source[s] * self.engine[e] / work - 1.0).abs()
-        };
-        self.error = entries.iter().map(off).fold(0.0, f64::max);
+    fn measure(&mut self, problem: &Problem) {
+        let mut error: f64 = 0.0;
+        for (source, alpha) in problem.sources.iter().zip(&self.source) {
+            for arc in ways(source) {
+                let fitted = alpha * self.engine[arc.engine.0];
+                error = error.max((fitted / arc.seconds - 1.0).abs());
+            }
+        }
+        self.error = error;
+    }
+}
+
+/// Open arcs of a source that is a choice; none of one that is not.
+fn ways(source: &Source) -> impl Iterator<Item = &Arc> {
+    let arcs = match source.fixed {
+        None => source.arcs.as_slice(),
+        Some(_) => &[],
+    };
+    arcs.iter().filter(|a| a.open)
+}
+
+/// Sources by the engines that they may use. Not their arcs: there are too many to keep them
+/// twice, and each source is looked for once.
+struct Users {
+    /// By engine, and one beyond the last: where its sources begin.
+    first: Vec<u32>,
+    sources: Vec<u32>,
+}
+
+impl Users {
+    fn of(problem: &Problem) -> Self {
+        let mut first = vec![0_u32; problem.engines.len() + 2];
+        let all = || problem.sources.iter().enumerate();
+        for arc in all().flat_map(|(_, source)| ways(source)) {
+            first[arc.engine.0 + 2] += 1;
+        }
+        for e in 2..first.len() {
+            first[e] += first[e - 1];
+        }
+        let mut sources = vec![0; first[first.len() - 1] as usize];
+        for (s, source) in all() {
+            for arc in ways(source) {
+                // Its own end while it is filled, and then the next one's begin.
+                let at = &mut first[arc.engine.0 + 1];
+                sources[*at as usize] = s as u32;
+                *at += 1;
+            }
+        }
+        Self { first, sources }
+    }
+
+    fn of_engine(&self, e: usize) -> &[u32] {
+        &self.sources[self.first[e] as usize..self.first[e + 1] as usize]
     }
 }
 

@@ -49,15 +49,14 @@ pub(super) fn verify_bounded(
         }
     }
     let planned = utilisation(problem, &shares, |s| s.planned_rps);
+    let fixed = problem.sources.iter().any(|s| s.fixed.is_some());
     for (e, engine) in problem.engines.iter().enumerate() {
-        let fixed = problem.sources.iter().any(|s| s.fixed.is_some());
         if engine.capacity > 0.0 && planned[e] > 1.0 + TOLERANCE && !fixed {
             let what = format!("engine {e}: utilisation {} is above 1", planned[e]);
             return Err(Status::ConstraintBroken { what });
         }
     }
     let held = kv_utilisation(problem, &shares, |s| s.planned_rps);
-    let fixed = problem.sources.iter().any(|s| s.fixed.is_some());
     for (e, held) in held.into_iter().enumerate() {
         if let Some(held) = held.filter(|held| *held > 1.0 + TOLERANCE && !fixed) {
             let what = format!("engine {e}: KV memory {held} is above 1");
@@ -82,6 +81,7 @@ pub(super) fn verify_bounded(
         method: problem.method,
         separability_error: 0.0,
         gap: 0.0,
+        bound_gap: 0.0,
         pivots: 0,
     })
 }
@@ -125,8 +125,9 @@ pub(super) fn kv_utilisation(
     }
     let mut held = vec![0.0; problem.engines.len()];
     for (source, shares) in problem.sources.iter().zip(shares) {
-        for (arc, share) in source.arcs.iter().zip(shares) {
-            held[arc.engine.0] += rate(source) * share * arc.kv_token_s;
+        let rate = rate(source);
+        for (arc, share) in used(source, shares) {
+            held[arc.engine.0] += rate * share * arc.kv_token_s;
         }
     }
     let over = |(held, engine): (&f64, &crate::model::problem::EngineSide)| {
@@ -176,12 +177,25 @@ fn clean(source: &Source, shares: &mut [f64], shed: &mut [f64]) -> Result<(), St
     Ok(())
 }
 
+/// The arcs that shares use. They are few: to look at all of them would take most of the time.
+fn used<'a>(
+    source: &'a Source,
+    shares: &'a [f64],
+) -> impl Iterator<Item = (&'a crate::model::problem::Arc, f64)> {
+    let used = shares
+        .iter()
+        .enumerate()
+        .filter(|(_, share)| **share != 0.0);
+    used.map(|(i, share)| (&source.arcs[i], *share))
+}
+
 /// By engine: load over hard capacity, at most [`MOST_OVER`], for a rate of each source.
 fn utilisation(problem: &Problem, shares: &[Vec<f64>], rate: fn(&Source) -> f64) -> Vec<f64> {
     let mut load = vec![0.0; problem.engines.len()];
     for (source, shares) in problem.sources.iter().zip(shares) {
-        for (arc, share) in source.arcs.iter().zip(shares) {
-            load[arc.engine.0] += rate(source) * share * arc.seconds;
+        let rate = rate(source);
+        for (arc, share) in used(source, shares) {
+            load[arc.engine.0] += rate * share * arc.seconds;
         }
     }
     let over = |(load, engine): (&f64, &crate::model::problem::EngineSide)| match (
@@ -205,7 +219,7 @@ fn cost(
     let mut terms = Terms::default();
     for ((source, shares), shed) in problem.sources.iter().zip(shares).zip(shed) {
         let demand = source.demand();
-        for (i, (arc, share)) in source.arcs.iter().zip(shares).enumerate() {
+        for (arc, share) in used(source, shares) {
             let rps = demand * share;
             if rps > 0.0 {
                 terms.network += rps * arc.network_ms;
@@ -213,8 +227,11 @@ fn cost(
                 terms.money += rps * arc.money_ms;
                 terms.congestion += rps * problem.delay_ms(arc, utilisation[arc.engine.0]);
             }
-            if let (Some(previous), None) = (&source.previous, &source.fixed) {
-                terms.movement += source.movement_ms / 2.0 * demand * (share - previous[i]).abs();
+        }
+        if let (Some(previous), None) = (&source.previous, &source.fixed) {
+            let price_ms = source.movement_ms / 2.0 * demand;
+            for (share, before) in shares.iter().zip(previous).filter(|(x, w)| x != w) {
+                terms.movement += price_ms * (share - before).abs();
             }
         }
         for (p, share) in shed.iter().enumerate() {

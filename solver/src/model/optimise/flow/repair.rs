@@ -97,7 +97,8 @@ impl Repair {
         for &s in sources {
             let source = &problem.sources[s];
             let shares = source.fixed.as_ref().unwrap_or(&shares[s]);
-            for (arc, share) in source.arcs.iter().zip(shares) {
+            for (i, share) in shares.iter().enumerate().filter(|(_, x)| **x != 0.0) {
+                let arc = &source.arcs[i];
                 let e = arc.engine.0;
                 let rps = source.planned_rps * share;
                 uses[e].work += rps * arc.seconds;

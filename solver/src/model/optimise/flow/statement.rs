@@ -4,12 +4,14 @@
 //! said only for sources that break it: what moves passes a *gate*, an engine that is none, and
 //! leaves by a source that is none; what goes around the gate pays the price of a longer step.
 
+use super::bound::Price;
 use super::repair::Repair;
+use super::ways::{BySource, Ways};
 use crate::model::optimise::Status;
 use crate::model::optimise::bounds::Bounds;
 use crate::model::optimise::curve::Curve;
 use crate::model::optimise::lp::{Answer, priority_share, shed_pieces};
-use crate::model::optimise::network::{self, Basis, EngineSide, SourceSide, Statement, Way};
+use crate::model::optimise::network::{self, Basis, EngineSide, Flow, SourceSide, Way};
 use crate::model::optimise::warm::Warm;
 use crate::model::problem::{Problem, Source};
 use crate::model::segments::Segment;
@@ -41,10 +43,11 @@ pub(super) struct Flows<'a> {
     bounds: Vec<Bounds>,
     /// Sources of the problem that are a choice, in order.
     members: Vec<usize>,
-    /// By member: positions of its open arcs, by rising engine, each engine once.
-    ways: Vec<Vec<usize>>,
+    ways: Ways,
     /// Members whose step is bounded, in the order in which they broke it.
     gated: Vec<usize>,
+    /// By member: its place among those.
+    gates: Vec<Option<usize>>,
     basis: Option<Basis>,
 }
 
@@ -55,27 +58,16 @@ impl<'a> Flows<'a> {
             source.fixed.is_none() && source.has_open_arc()
         };
         let members: Vec<usize> = (0..problem.sources.len()).filter(choice).collect();
-        let ways = |s: &usize| {
-            let arcs = &problem.sources[*s].arcs;
-            let mut open: Vec<usize> = (0..arcs.len()).filter(|i| arcs[*i].open).collect();
-            let cost = |i: usize| arcs[i].network_ms + arcs[i].service_ms;
-            open.sort_by(|&a, &b| {
-                let engines = arcs[a].engine.0.cmp(&arcs[b].engine.0);
-                engines.then(cost(a).total_cmp(&cost(b)))
-            });
-            open.dedup_by_key(|i| arcs[*i].engine.0);
-            open
-        };
-        let ways: Vec<Vec<usize>> = members.iter().map(ways).collect();
         let member = |s: u32| members.binary_search(&(s as usize)).ok().map(|m| m as u32);
         Self {
             basis: warm.and_then(|w| w.basis(problem, member, members.len())),
             repair: Repair::new(problem),
             bounds: members.iter().map(|s| bounds[*s].clone()).collect(),
-            problem,
-            ways,
-            members,
+            ways: Ways::of(problem, &members),
+            gates: vec![None; members.len()],
             gated: Vec::new(),
+            problem,
+            members,
         }
     }
 
@@ -136,6 +128,18 @@ impl<'a> Flows<'a> {
             && self.members.iter().enumerate().all(kept)
     }
 
+    /// By engine: what its resources are worth where a program ended.
+    pub(super) fn prices(&self, found: &Found) -> Vec<Price> {
+        let price = |e: usize| {
+            let (work_ms, memory_ms) = self.split(e, found.prices_ms[e], found);
+            Price {
+                work_ms: work_ms.max(0.0),
+                memory_ms: memory_ms.max(0.0),
+            }
+        };
+        (0..self.problem.engines.len()).map(price).collect()
+    }
+
     /// Brings the next program to what is true at the best answer so far.
     pub(super) fn repair(&mut self, found: &Found, best: &[Vec<f64>], round: usize) {
         self.repair.learn(self.problem, &self.members, found, round);
@@ -163,50 +167,61 @@ impl<'a> Flows<'a> {
         &mut self,
         curves: &[Curve],
         shed_factor: f64,
-        see: &mut dyn FnMut(&Statement, &network::Scaled, &network::Solved),
+        see: &mut dyn FnMut(&[EngineSide], &network::Scaled, &network::Solved),
     ) -> Result<Found, Status> {
         let refused = |error: network::Error| Status::Refused {
             reason: error.to_string(),
         };
+        let engines = curves.iter().enumerate();
+        let engines: Vec<EngineSide> = engines.map(|(e, curve)| self.engine(e, curve)).collect();
         let mut pivots = 0;
         loop {
-            let statement = self.statement(curves, shed_factor);
-            let scaled = statement.scaled().map_err(refused)?;
+            let count = self.members.len() + self.gated.len();
+            let side = |index| self.side(index, curves, shed_factor);
+            let gated = self.gated.iter().map(|m| self.gate_side(*m));
+            let all: Vec<EngineSide> = engines.iter().cloned().chain(gated).collect();
+            let scaled = network::scaled(count, side, &all).map_err(refused)?;
             let basis = self.basis.take();
-            let count = statement.sources.len();
             let basis = basis.map(|b| b.renumbered(Some, Some, count));
             let (solved, made) = self
                 .within_limit(&scaled.instance, basis.as_ref())
                 .map_err(refused)?;
             pivots += made;
-            let (routed, refused) = self.shares(&scaled, &solved);
-            let breaks = self.breaks(&routed, &refused);
+            let units = scaled.units;
+            let breaks = self.breaks(&solved);
+            if breaks.is_empty() {
+                see(&engines, &scaled, &solved);
+            }
+            // What is answered is as large as what was asked: they are not kept together.
+            drop(scaled);
+            if !breaks.is_empty() {
+                self.basis = Some(solved.basis);
+                for member in breaks {
+                    self.gates[member] = Some(self.gated.len());
+                    self.gated.push(member);
+                }
+                continue;
+            }
             let gap = match solved.status {
                 network::Status::Optimal => None,
                 network::Status::PivotLimit { gap } => Some(gap as f64),
             };
-            if breaks.is_empty() {
-                see(&statement, &scaled, &solved);
-            }
+            let answer = self.answer(&solved, shed_factor);
+            let prices = solved.potentials[count..].iter().zip(&engines);
+            let found = Found {
+                prices_ms: prices
+                    .map(|(price, side)| *price as f64 / units.cost / side.work)
+                    .collect(),
+                ends_ms: (0..self.problem.engines.len())
+                    .map(|e| self.end_ms(e, &engines[e], &curves[e]))
+                    .collect(),
+                answer,
+                gap_ms: gap.unwrap_or(0.0) / (units.flow * units.cost),
+                limited: gap.is_some(),
+                pivots,
+            };
             self.basis = Some(solved.basis);
-            if breaks.is_empty() {
-                let engines = &solved.potentials[count..];
-                let price = |(e, price): (usize, &i64)| {
-                    scaled.price_ms(*price, 1.0) / statement.engines[e].work
-                };
-                let engines = engines.iter().take(self.problem.engines.len());
-                return Ok(Found {
-                    prices_ms: engines.enumerate().map(price).collect(),
-                    ends_ms: (0..self.problem.engines.len())
-                        .map(|e| self.end_ms(e, &statement.engines[e], &curves[e]))
-                        .collect(),
-                    answer: self.answer(&routed, &refused, shed_factor),
-                    gap_ms: gap.unwrap_or(0.0) / (scaled.units.flow * scaled.units.cost),
-                    limited: gap.is_some(),
-                    pivots,
-                });
-            }
-            self.gated.extend(breaks);
+            return Ok(found);
         }
     }
 
@@ -233,53 +248,48 @@ impl<'a> Flows<'a> {
         Ok((better, pivots))
     }
 
-    fn statement(&self, curves: &[Curve], shed_factor: f64) -> Statement {
-        let rests = Curve::rests(self.problem, curves);
-        let mut sources: Vec<SourceSide> = (0..self.members.len())
-            .map(|m| self.stated(m, rests.get(self.members[m]), shed_factor))
-            .collect();
-        let mut engines: Vec<EngineSide> = (0..self.problem.engines.len())
-            .map(|e| self.engine(e, &curves[e]))
-            .collect();
-        for &member in &self.gated {
-            let gate = engines.len() as u32;
-            let (source, movers, engine) = self.gate(member, &sources[member], gate);
-            sources[member] = source;
-            sources.push(movers);
-            engines.push(engine);
-        }
-        sources.iter_mut().for_each(lift);
-        Statement { sources, engines }
+    /// A source of the program: a member, or who takes over behind a gate.
+    fn side(&self, index: usize, curves: &[Curve], shed_factor: f64) -> SourceSide {
+        let gate = match index.checked_sub(self.members.len()) {
+            Some(gate) => Some(gate),
+            None => self.gates[index],
+        };
+        let mut side = match gate {
+            None => self.stated(index, curves, shed_factor),
+            Some(gate) => {
+                let open = self.stated(self.gated[gate], curves, shed_factor);
+                let (source, movers) = self.gate(self.gated[gate], &open, gate);
+                match index < self.members.len() {
+                    true => source,
+                    false => movers,
+                }
+            }
+        };
+        lift(&mut side);
+        side
     }
 
-    /// A source without a bound on its step; `rest_ms` is what pieces leave to each of its arcs.
-    fn stated(&self, member: usize, rest_ms: Option<&Vec<f64>>, shed_factor: f64) -> SourceSide {
+    /// A source without a bound on its step.
+    fn stated(&self, member: usize, curves: &[Curve], shed_factor: f64) -> SourceSide {
         let source = self.source(member);
         let s = self.members[member];
-        let way = |&i: &usize| {
-            let arc = &source.arcs[i];
+        let ways = self.ways.of_member(member);
+        let way = |&i: &u32| {
+            let arc = &source.arcs[i as usize];
             let e = arc.engine.0;
-            let rest = rest_ms.map_or(0.0, |rest| rest[i]) + self.repair.unseen_ms(s, arc);
+            let rest = curves[e].rest_ms(arc) + self.repair.unseen_ms(s, arc);
             Way {
                 engine: e as u32,
                 cost_ms: arc.network_ms + arc.service_ms + arc.money_ms + rest,
             }
         };
-        let mut shed = Vec::new();
-        for (p, price) in source.shed_ms.iter().enumerate() {
-            let rps = source.planned_rps * priority_share(source, p);
-            let slopes: Vec<f64> = shed_pieces(price * shed_factor).collect();
-            let width = rps / slopes.len() as f64;
-            shed.extend(slopes.into_iter().map(|slope| Segment { width, slope }));
-        }
-        shed.retain(|piece| piece.width > 0.0);
         let previous = source.previous.as_ref();
         SourceSide {
             rps: source.planned_rps,
             work: self.repair.fit.source[s],
-            ways: self.ways[member].iter().map(way).collect(),
-            shed,
-            previous: previous.map(|w| self.ways[member].iter().map(|i| w[*i]).collect()),
+            ways: ways.iter().map(way).collect(),
+            shed: shed(source, shed_factor),
+            previous: previous.map(|w| ways.iter().map(|i| w[*i as usize]).collect()),
             movement_ms: source.movement_ms,
             most: self.most(member),
             over_share_ms: self.problem.over_share_ms,
@@ -292,23 +302,20 @@ impl<'a> Flows<'a> {
         if bounds.arcs.is_empty() && parted.is_none() {
             return Vec::new();
         }
-        let one = |i: &usize| {
-            let own = bounds.arcs.get(*i).copied().flatten().unwrap_or(1.0);
-            parted.map_or(own, |parted| own.min(parted[*i]))
+        let one = |i: &u32| {
+            let i = *i as usize;
+            let own = bounds.arcs.get(i).copied().flatten().unwrap_or(1.0);
+            parted.map_or(own, |parted| own.min(parted[i]))
         };
-        self.ways[member].iter().map(one).collect()
+        self.ways.of_member(member).iter().map(one).collect()
     }
 
-    /// A source whose movement passes a gate: itself, who takes over behind the gate, and the
-    /// gate. Whoever stands behind has as many requests as may move; those that nobody moved fill
-    /// the gate again, so that just as many come out of it as go in.
-    fn gate(
-        &self,
-        member: usize,
-        open: &SourceSide,
-        gate: u32,
-    ) -> (SourceSide, SourceSide, EngineSide) {
+    /// A source whose movement passes a gate: itself, and who takes over behind the gate. Whoever
+    /// stands behind has as many requests as may move; those that nobody moved fill the gate
+    /// again, so that just as many come out of it as go in.
+    fn gate(&self, member: usize, open: &SourceSide, gate: usize) -> (SourceSide, SourceSide) {
         let over = self.problem.over_step_ms;
+        let gate = (self.problem.engines.len() + gate) as u32;
         let most_rps = open.rps * self.most_moved(member).unwrap_or(1.0);
         let dearest = open.shed.iter().map(|p| p.slope).fold(0.0, f64::max);
         let mut source = open.clone();
@@ -342,11 +349,20 @@ impl<'a> Flows<'a> {
             width: most_rps,
             slope: 2.0 * (dearest + over),
         }];
-        let pieces = vec![Segment {
-            width: most_rps * open.work * (1.0 + ROUNDING),
-            slope: 0.0,
-        }];
-        (source, movers, EngineSide { work: 1.0, pieces })
+        (source, movers)
+    }
+
+    /// A gate: an engine that lets as many requests through as may move.
+    fn gate_side(&self, member: usize) -> EngineSide {
+        let most_rps = self.source(member).planned_rps * self.most_moved(member).unwrap_or(1.0);
+        let work = self.repair.fit.source[self.members[member]];
+        EngineSide {
+            work: 1.0,
+            pieces: vec![Segment {
+                width: most_rps * work * (1.0 + ROUNDING),
+                slope: 0.0,
+            }],
+        }
     }
 
     /// An engine's pieces, less what is load already and what memory has no room for.
@@ -379,32 +395,37 @@ impl<'a> Flows<'a> {
         ends.then(|| last.map_or(0.0, |p| p.slope))
     }
 
-    /// By member: the share of each way, gates looked through; and the share refused.
-    fn shares(
-        &self,
-        scaled: &network::Scaled,
-        solved: &network::Solved,
-    ) -> (Vec<Vec<f64>>, Vec<f64>) {
-        let mut routed = scaled.shares(solved);
-        let movers = routed.split_off(self.members.len());
-        for (i, (&member, shares)) in self.gated.iter().zip(movers).enumerate() {
-            routed[member].pop();
-            let mover = &scaled.instance.sources[self.members.len() + i];
-            let part = mover.demand as f64 / scaled.instance.sources[member].demand as f64;
-            for (to, share) in routed[member].iter_mut().zip(shares) {
-                *to += share * part;
+    /// A member's share of each way, gates looked through, into `row`; and the share refused.
+    fn shares(&self, member: usize, flows: &BySource<'_>, row: &mut Vec<f64>) -> f64 {
+        let source = self.source(member);
+        let ways = self.ways.of_member(member);
+        row.clear();
+        row.resize(ways.len(), 0.0);
+        let place = |flow: &Flow| {
+            let engine = |i: &u32| source.arcs[*i as usize].engine.0 as u32;
+            ways.binary_search_by_key(&flow.engine, engine).ok()
+        };
+        let (own, demand) = flows.of(member);
+        for flow in own {
+            if let Some(place) = place(flow) {
+                row[place] = flow.amount as f64 / demand as f64;
             }
         }
-        let own = |m: usize| solved.shed[m] as f64 / scaled.instance.sources[m].demand as f64;
-        let mut refused: Vec<f64> = (0..self.members.len()).map(own).collect();
-        for &member in &self.gated {
-            // A solve cut short may leave more on one side of a gate than on the other: what is
-            // not taken over is refused, and nobody takes over what was not sent.
-            let sum: f64 = routed[member].iter().sum();
-            routed[member].iter_mut().for_each(|x| *x /= sum.max(1.0));
-            refused[member] = (1.0 - sum).max(0.0);
+        let Some(gate) = self.gates[member] else {
+            return flows.shed[member] as f64 / demand as f64;
+        };
+        let (taken, movers) = flows.of(self.members.len() + gate);
+        let part = movers as f64 / demand as f64;
+        for flow in taken {
+            if let Some(place) = place(flow) {
+                row[place] += flow.amount as f64 / movers as f64 * part;
+            }
         }
-        (routed, refused)
+        // A solve cut short may leave more on one side of a gate than on the other: what is
+        // not taken over is refused, and nobody takes over what was not sent.
+        let sum: f64 = row.iter().sum();
+        row.iter_mut().for_each(|x| *x /= sum.max(1.0));
+        (1.0 - sum).max(0.0)
     }
 
     /// Most of a source's share that moves without extra price, where that is bounded.
@@ -414,28 +435,35 @@ impl<'a> Flows<'a> {
     }
 
     /// Members without a gate that move more than their step.
-    fn breaks(&self, routed: &[Vec<f64>], refused: &[f64]) -> Vec<usize> {
-        let breaks = |m: &usize| {
-            let Some(most) = self.most_moved(*m).filter(|_| !self.gated.contains(m)) else {
+    fn breaks(&self, solved: &network::Solved) -> Vec<usize> {
+        let flows = BySource::new(solved);
+        let mut row = Vec::new();
+        let mut breaks = |m: &usize| {
+            let Some(most) = self.most_moved(*m).filter(|_| self.gates[*m].is_none()) else {
                 return false;
             };
+            let refused = self.shares(*m, &flows, &mut row);
             let previous = self.source(*m).previous.as_ref();
-            let kept = |(i, share): (&usize, &f64)| previous.map_or(0.0, |w| share.min(w[*i]));
-            let stays: f64 = self.ways[*m].iter().zip(&routed[*m]).map(kept).sum();
-            1.0 - refused[*m] - stays > most + STEP_ROUNDING
+            let kept =
+                |(i, share): (&u32, &f64)| previous.map_or(0.0, |w| share.min(w[*i as usize]));
+            let stays: f64 = self.ways.of_member(*m).iter().zip(&row).map(kept).sum();
+            1.0 - refused - stays > most + STEP_ROUNDING
         };
-        (0..self.members.len()).filter(breaks).collect()
+        (0..self.members.len()).filter(|m| breaks(m)).collect()
     }
 
-    fn answer(&self, routed: &[Vec<f64>], refused: &[f64], shed_factor: f64) -> Answer {
+    fn answer(&self, solved: &network::Solved, shed_factor: f64) -> Answer {
+        let flows = BySource::new(solved);
         let sources = &self.problem.sources;
         let mut shares: Vec<Vec<f64>> = sources.iter().map(|s| vec![0.0; s.arcs.len()]).collect();
         let mut shed: Vec<Vec<f64>> = sources.iter().map(|s| vec![0.0; s.shed_ms.len()]).collect();
+        let mut row = Vec::new();
         for (m, &s) in self.members.iter().enumerate() {
-            for (&i, share) in self.ways[m].iter().zip(&routed[m]) {
-                shares[s][i] = *share;
+            let refused = self.shares(m, &flows, &mut row);
+            for (&i, share) in self.ways.of_member(m).iter().zip(&row) {
+                shares[s][i as usize] = *share;
             }
-            shed[s] = by_priority(&sources[s], refused[m]);
+            shed[s] = by_priority(&sources[s], refused);
         }
         Answer {
             shares,
@@ -443,6 +471,20 @@ impl<'a> Flows<'a> {
             shed_factor,
         }
     }
+}
+
+/// What refusing costs: pieces of every priority.
+fn shed(source: &Source, shed_factor: f64) -> Vec<Segment> {
+    let mut shed = Vec::new();
+    for (p, price) in source.shed_ms.iter().enumerate() {
+        let rps = source.planned_rps * priority_share(source, p);
+        let count = shed_pieces(*price).count();
+        let width = rps / count as f64;
+        let pieces = shed_pieces(price * shed_factor);
+        shed.extend(pieces.map(|slope| Segment { width, slope }));
+    }
+    shed.retain(|piece| piece.width > 0.0);
+    shed
 }
 
 /// What is refused of each priority: cheapest pieces first.

@@ -12,8 +12,8 @@ use super::statement::{Flows, Found};
 use crate::model::optimise::bounds::Bounds;
 use crate::model::optimise::curve::Curve;
 use crate::model::optimise::lp::caught;
-use crate::model::optimise::network::{self, Scaled, Solved, Statement};
-use crate::model::optimise::{Solution, Status, spread};
+use crate::model::optimise::network::{self, EngineSide, Scaled, Solved};
+use crate::model::optimise::{Solution, Status};
 use crate::model::problem::Problem;
 
 /// Programs that are solved, and how many of the first are not in the mean.
@@ -55,7 +55,7 @@ fn rounds(problem: &Problem, solution: &Solution) -> Result<Worth, Status> {
     let bounds: Vec<Bounds> = (problem.sources.iter())
         .map(|source| Bounds::of(problem, source))
         .collect();
-    let curves = Curve::all(problem, &solution.shares, &spread(problem));
+    let curves = Curve::all(problem, Some(&solution.shares));
     let mut flows = Flows::new(problem, &bounds, None);
     let none = vec![Sides::default(); problem.engines.len()];
     let mut worth = Worth {
@@ -65,9 +65,9 @@ fn rounds(problem: &Problem, solution: &Solution) -> Result<Worth, Status> {
     let (most, first) = ROUNDS;
     for round in 1..=most {
         let mut sides = None;
-        let mut see = |statement: &Statement, scaled: &Scaled, solved: &Solved| {
+        let mut see = |engines: &[EngineSide], scaled: &Scaled, solved: &Solved| {
             if solved.status == network::Status::Optimal {
-                sides = Some(both(problem, statement, scaled, solved));
+                sides = Some(both(engines, scaled, solved));
             }
         };
         let mut found = flows.solve_seen(&curves, solution.shed_factor, &mut see)?;
@@ -87,10 +87,10 @@ fn rounds(problem: &Problem, solution: &Solution) -> Result<Worth, Status> {
 }
 
 /// By engine: an engine-second from both sides.
-fn both(problem: &Problem, statement: &Statement, scaled: &Scaled, solved: &Solved) -> Vec<Sides> {
+fn both(engines: &[EngineSide], scaled: &Scaled, solved: &Solved) -> Vec<Sides> {
     let prices = network::prices(&scaled.instance, solved);
     let one = |e: usize| {
-        let ms = |price: i64| scaled.price_ms(price, 1.0) / statement.engines[e].work;
+        let ms = |price: i64| scaled.price_ms(price, 1.0) / engines[e].work;
         let last = scaled.instance.engines[e]
             .last()
             .map_or(0, |rung| rung.cost);
@@ -101,7 +101,7 @@ fn both(problem: &Problem, statement: &Statement, scaled: &Scaled, solved: &Solv
             less_ms: ms(less),
         }
     };
-    (0..problem.engines.len()).map(one).collect()
+    (0..engines.len()).map(one).collect()
 }
 
 impl Worth {

@@ -7,6 +7,7 @@
 //! Capacity is rounded down and the steps of one ladder are rounded at their borders, so that
 //! what is rounded away never adds up.
 
+use std::borrow::Borrow;
 use std::collections::BTreeMap;
 
 use super::instance::{Instance, Part, Rung, Source};
@@ -100,10 +101,82 @@ impl Statement {
     ///
     /// Names the first number that is none, or is lost in the scale of the others.
     pub fn scaled(&self) -> Result<Scaled, Error> {
-        self.refuse_bad_numbers()?;
-        let all: f64 = self.sources.iter().map(|s| s.rps * s.work).sum();
-        let (latency, dearest) = self.dearest();
-        let mut units = Units {
+        scaled(self.sources.len(), |s| &self.sources[s], &self.engines)
+    }
+}
+
+/// A statement in integers, of sources that are made when they are looked at, twice each: all of
+/// them at once would be larger than what becomes of them.
+///
+/// # Errors
+///
+/// [`Statement::scaled`].
+pub(in crate::model::optimise) fn scaled<S: Borrow<SourceSide>>(
+    sources: usize,
+    source: impl Fn(usize) -> S,
+    engines: &[EngineSide],
+) -> Result<Scaled, Error> {
+    let mut sizes = Sizes::default();
+    for s in 0..sources {
+        let side = source(s);
+        refuse_source(s, side.borrow(), engines.len())?;
+        sizes.take_source(side.borrow());
+    }
+    for (e, side) in engines.iter().enumerate() {
+        refuse_engine(e, side)?;
+        sizes.take_engine(side);
+    }
+    let mut units = sizes.units()?;
+    let mut instance = Instance::default();
+    let mut groups = Groups::default();
+    for s in 0..sources {
+        let side = source(s);
+        let group = groups.of(&side.borrow().ways);
+        let scaled = side.borrow().scaled(s, group, &mut units)?;
+        instance.sources.push(scaled);
+    }
+    instance.groups = groups.engines;
+    let total = instance.sources.iter().map(|s| s.demand).sum::<i64>();
+    instance.engines = engines.iter().map(|e| e.scaled(&units, total)).collect();
+    instance.validate()?;
+    Ok(Scaled { instance, units })
+}
+
+/// The sizes of a statement that units follow from.
+#[derive(Default)]
+struct Sizes {
+    /// All demand, work per second.
+    all: f64,
+    /// The largest latency, milliseconds per unit of work.
+    latency: f64,
+    /// The largest cost.
+    dearest: f64,
+}
+
+impl Sizes {
+    fn take_source(&mut self, side: &SourceSide) {
+        self.all += side.rps * side.work;
+        let most = side.ways.iter().map(|w| w.cost_ms).fold(0.0, f64::max);
+        self.latency = self.latency.max(most / side.work);
+        let over_share_ms = if side.most.is_empty() {
+            0.0
+        } else {
+            side.over_share_ms
+        };
+        let extra = most + side.movement_ms + over_share_ms;
+        let shed = side.shed.iter().map(|p| p.slope).fold(extra, f64::max);
+        self.dearest = self.dearest.max(shed / side.work);
+    }
+
+    fn take_engine(&mut self, side: &EngineSide) {
+        let most = side.convex().iter().map(|p| p.slope).fold(0.0, f64::max);
+        self.latency = self.latency.max(most * side.work);
+    }
+
+    fn units(&self) -> Result<Units, Error> {
+        let (all, latency) = (self.all, self.latency);
+        let dearest = self.dearest.max(latency);
+        let units = Units {
             flow: FLOW_SIZE / above(all) / UNIT,
             cost: COST_SIZE / above(dearest) / UNIT,
             offset_ms: 0.0,
@@ -123,95 +196,58 @@ impl Statement {
                 format!("the largest latency, {latency} ms per work, is lost beside {dearest}");
             return Err(Error::Number { what });
         }
-        let mut instance = Instance::default();
-        let mut groups = Groups::default();
-        for (s, side) in self.sources.iter().enumerate() {
-            let group = groups.of(&side.ways);
-            instance.sources.push(side.scaled(s, group, &mut units)?);
-        }
-        instance.groups = groups.engines;
-        let total = instance.sources.iter().map(|s| s.demand).sum::<i64>();
-        instance.engines = self
-            .engines
-            .iter()
-            .map(|e| e.scaled(&units, total))
-            .collect();
-        instance.validate()?;
-        Ok(Scaled { instance, units })
+        Ok(units)
     }
+}
 
-    /// The largest latency and the largest cost, milliseconds per unit of work.
-    fn dearest(&self) -> (f64, f64) {
-        let mut latency: f64 = 0.0;
-        let mut dearest: f64 = 0.0;
-        for side in &self.sources {
-            let most = side.ways.iter().map(|w| w.cost_ms).fold(0.0, f64::max);
-            latency = latency.max(most / side.work);
-            let over_share_ms = if side.most.is_empty() {
-                0.0
-            } else {
-                side.over_share_ms
-            };
-            let extra = most + side.movement_ms + over_share_ms;
-            let shed = side.shed.iter().map(|p| p.slope).fold(extra, f64::max);
-            dearest = dearest.max(shed / side.work);
-        }
-        for side in &self.engines {
-            let most = side.convex().iter().map(|p| p.slope).fold(0.0, f64::max);
-            latency = latency.max(most * side.work);
-        }
-        (latency, dearest.max(latency))
+fn refuse_source(s: usize, side: &SourceSide, engines: usize) -> Result<(), Error> {
+    let at = || format!("source {s}");
+    let rest = [
+        ("rps", side.rps),
+        ("movement_ms", side.movement_ms),
+        ("over_share_ms", side.over_share_ms),
+    ];
+    let costs = side.ways.iter().map(|w| ("cost_ms", w.cost_ms));
+    let shed = side
+        .shed
+        .iter()
+        .flat_map(|p| [("shed rps", p.width), ("shed ms", p.slope)]);
+    let weights = side
+        .previous
+        .iter()
+        .flatten()
+        .map(|w| ("previous weight", *w));
+    let most = side.most.iter().map(|share| ("most", *share));
+    let rest = rest.into_iter().chain(most);
+    for (name, value) in rest.chain(costs).chain(shed).chain(weights) {
+        number(&at, name, value)?;
     }
+    positive(&at, "work", side.work)?;
+    let previous = side.previous.as_ref();
+    if !side.ways.windows(2).all(|w| w[0].engine < w[1].engine)
+        || side
+            .ways
+            .last()
+            .is_some_and(|w| w.engine as usize >= engines)
+        || previous.is_some_and(|p| p.len() != side.ways.len())
+        || !(side.most.is_empty() || side.most.len() == side.ways.len())
+        || side.shed.is_empty()
+    {
+        let at = at();
+        let what = format!("{at}: ways to engines that rise, a weight for each, a shed cost");
+        return Err(Error::Shape { what });
+    }
+    Ok(())
+}
 
-    fn refuse_bad_numbers(&self) -> Result<(), Error> {
-        for (s, side) in self.sources.iter().enumerate() {
-            let at = format!("source {s}");
-            let rest = [
-                ("rps", side.rps),
-                ("movement_ms", side.movement_ms),
-                ("over_share_ms", side.over_share_ms),
-            ];
-            let costs = side.ways.iter().map(|w| ("cost_ms", w.cost_ms));
-            let shed = side
-                .shed
-                .iter()
-                .flat_map(|p| [("shed rps", p.width), ("shed ms", p.slope)]);
-            let weights = side
-                .previous
-                .iter()
-                .flatten()
-                .map(|w| ("previous weight", *w));
-            let most = side.most.iter().map(|share| ("most", *share));
-            let rest = rest.into_iter().chain(most);
-            for (name, value) in rest.chain(costs).chain(shed).chain(weights) {
-                number(&at, name, value)?;
-            }
-            positive(&at, "work", side.work)?;
-            let engines = |w: &&Way| w.engine as usize >= self.engines.len();
-            if !side.ways.windows(2).all(|w| w[0].engine < w[1].engine)
-                || side.ways.iter().find(engines).is_some()
-                || side
-                    .previous
-                    .as_ref()
-                    .is_some_and(|p| p.len() != side.ways.len())
-                || !(side.most.is_empty() || side.most.len() == side.ways.len())
-                || side.shed.is_empty()
-            {
-                let what =
-                    format!("{at}: ways to engines that rise, a weight for each, a shed cost");
-                return Err(Error::Shape { what });
-            }
-        }
-        for (e, side) in self.engines.iter().enumerate() {
-            let at = format!("engine {e}");
-            positive(&at, "work", side.work)?;
-            for piece in &side.pieces {
-                number(&at, "width", piece.width)?;
-                number(&at, "slope", piece.slope.abs())?;
-            }
-        }
-        Ok(())
+fn refuse_engine(e: usize, side: &EngineSide) -> Result<(), Error> {
+    let at = || format!("engine {e}");
+    positive(&at, "work", side.work)?;
+    for piece in &side.pieces {
+        number(&at, "width", piece.width)?;
+        number(&at, "slope", piece.slope.abs())?;
     }
+    Ok(())
 }
 
 impl SourceSide {
@@ -410,20 +446,20 @@ fn above(value: f64) -> f64 {
     }
 }
 
-fn number(at: &str, name: &str, value: f64) -> Result<(), Error> {
+fn number(at: &dyn Fn() -> String, name: &str, value: f64) -> Result<(), Error> {
     if value.is_finite() && value >= 0.0 {
         return Ok(());
     }
     Err(Error::Number {
-        what: format!("{at}: {name} = {value}, not a number from 0"),
+        what: format!("{}: {name} = {value}, not a number from 0", at()),
     })
 }
 
-fn positive(at: &str, name: &str, value: f64) -> Result<(), Error> {
+fn positive(at: &dyn Fn() -> String, name: &str, value: f64) -> Result<(), Error> {
     if value.is_normal() && value > 0.0 {
         return Ok(());
     }
     Err(Error::Number {
-        what: format!("{at}: {name} = {value}, not a number above 0"),
+        what: format!("{}: {name} = {value}, not a number above 0", at()),
     })
 }
