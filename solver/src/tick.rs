@@ -33,7 +33,7 @@ pub use witness::{Answers, Arrivals, RoundTrips, Sent, Service, Witness};
 use pointsman_shm::policy::{Mode, Policy};
 
 use crate::model::block_load::Hot;
-use crate::model::compose::{Heading, Parts, compose};
+use crate::model::compose::{Common, Heading, Parts, compose};
 use crate::model::explain::Ground;
 use crate::model::optimise::{Status, optimise, optimise_from};
 use crate::model::plan::Plan;
@@ -303,9 +303,10 @@ fn candidates(
     (plan, hot, corrected): (&Plan, &[Option<Vec<Hot>>], &[Corrected]),
 ) -> Vec<Policy> {
     let safe: Vec<f64> = corrected.iter().map(|one| one.safe).collect();
+    let common = Common::new(topology, &state.registry);
     let parts = Parts {
         topology,
-        registry: &state.registry,
+        common: &common,
         engines: &world.engines,
         safe: &safe,
         plan,

@@ -4,11 +4,12 @@
 //! stand. What the plan leaves open is settled here: allowances by Little's law, standby lists by
 //! spare capacity and distance, admitted rates by what is shed.
 
+mod common;
 mod table;
 
 use std::net::SocketAddr;
 
-use pointsman_shm::id::{EngineSlot, MAX_STANDBY};
+use pointsman_shm::id::{EngineSlot, Generation, MAX_STANDBY, PairNumber};
 use pointsman_shm::policy::{
     Class, Eligible, Engine, PlannedState, Policy, ProfilePoint, Route, Standby,
 };
@@ -17,8 +18,9 @@ use super::block_load::Hot;
 use super::network::network_ms;
 use super::plan::{ArcPlan, Plan, SourcePlan};
 use super::problem::EngineNow;
-use super::registry::Registry;
-use super::topology::{ClassId, EngineId, FrontendId, Profile, Topology};
+use super::topology::{ClassId, EngineId, FrontendId, Topology};
+
+pub use common::Common;
 
 /// Part of an engine's capacity that counts as spare however full it is, so that an allowance or
 /// a standby weight is never nothing.
@@ -35,8 +37,8 @@ const MOST_ALLOWANCE: f64 = 1e6;
 pub struct Parts<'a> {
     /// The fleet.
     pub topology: &'a Topology,
-    /// Stable numbers.
-    pub registry: &'a Registry,
+    /// What the policies of all frontends have in common.
+    pub common: &'a Common<'a>,
     /// What engines are now.
     pub engines: &'a [EngineNow],
     /// By engine: safe over hard capacity, as far as it is known to keep to its profile.
@@ -80,11 +82,11 @@ pub fn compose(
     }
     classes.sort_by_key(|(_, class)| class.slot);
     let mut engines: Vec<Engine> = Vec::new();
-    for id in topology.engine_ids() {
-        let used = sources
-            .iter()
-            .any(|s| s.arcs.iter().any(|a| a.engine == id));
-        if used && let Some(engine) = engine(parts, frontend, id, heading.hosts) {
+    for (id, arcs) in topology.engine_ids().zip(by_engine(topology, sources)) {
+        if !arcs.is_empty()
+            && let Some(mut engine) = engine(parts, frontend, id)
+        {
+            engine.allowance = allowance(parts, &arcs, id, heading.hosts);
             engines.push(engine);
         }
     }
@@ -105,6 +107,16 @@ pub fn compose(
 fn sources<'a>(parts: &Parts<'a>, frontend: FrontendId) -> &'a [SourcePlan] {
     let classes = parts.topology.classes.len();
     &parts.plan.sources[frontend.0 * classes..(frontend.0 + 1) * classes]
+}
+
+/// What is planned for each engine, by source. Asked for once: to look for an engine in all that
+/// is planned, engine by engine, would cost more than a solve.
+fn by_engine<'a>(topology: &Topology, sources: &'a [SourcePlan]) -> Vec<Vec<&'a ArcPlan>> {
+    let mut list = vec![Vec::new(); topology.engines.len()];
+    for arc in sources.iter().flat_map(|s| &s.arcs) {
+        list[arc.engine.0].push(arc);
+    }
+    list
 }
 
 fn reachable(parts: &Parts<'_>, frontend: FrontendId, engine: EngineId) -> bool {
@@ -140,11 +152,11 @@ fn routes(topology: &Topology, classes: &[(ClassId, Class)]) -> Vec<Route> {
 fn class(parts: &Parts<'_>, source: &SourcePlan, standing: Option<&Policy>) -> Option<Class> {
     let topology = parts.topology;
     let class = &topology.classes[source.class.0];
-    let (slot, generation) = parts.registry.class(&class.name)?;
-    let mut eligible: Vec<Eligible> = Vec::new();
-    for arc in &source.arcs {
+    let (slot, generation) = parts.common.classes[source.class.0]?;
+    let mut eligible: Vec<Eligible> = Vec::with_capacity(source.arcs.len());
+    for (arc, number) in source.arcs.iter().zip(&parts.common.pairs[source.class.0]) {
         if reachable(parts, source.frontend, arc.engine) {
-            eligible.push(pair(parts, &class.name, arc)?);
+            eligible.push(pair(parts, arc, *number)?);
         }
     }
     eligible.sort_by_key(|e| e.engine);
@@ -175,30 +187,23 @@ fn class(parts: &Parts<'_>, source: &SourcePlan, standing: Option<&Policy>) -> O
     })
 }
 
-fn pair(parts: &Parts<'_>, class: &str, arc: &ArcPlan) -> Option<Eligible> {
-    let engine = &parts.topology.engines[arc.engine.0];
-    let (slot, _) = parts.registry.engine(&engine.name)?;
-    let (pair, pair_generation) = parts.registry.pair(class, &engine.name)?;
+fn pair(
+    parts: &Parts<'_>,
+    arc: &ArcPlan,
+    number: Option<(PairNumber, Generation)>,
+) -> Option<Eligible> {
+    let (slot, _) = parts.common.engines[arc.engine.0]?;
+    let (pair, pair_generation) = number?;
     Some(Eligible {
         engine: slot,
         pair,
         pair_generation,
         weight: arc.weight,
-        work: arc.seconds * speed(parts.topology, arc.engine),
+        work: arc.seconds * parts.common.speeds[arc.engine.0],
         kv_token_seconds: arc.kv_token_s,
         idle_ttft_ms: arc.idle_ttft_ms,
         planned_ttft_ms: arc.planned_ttft_ms,
     })
-}
-
-/// Engine-seconds of the reference engine (the first of the file) that one of this engine's is
-/// worth, at the reference engine's stated mix.
-fn speed(topology: &Topology, engine: EngineId) -> f64 {
-    let reference = &topology.engines[0].capacity;
-    let own = reference
-        .mix
-        .engine_seconds(&topology.engines[engine.0].capacity);
-    reference.mix.engine_seconds(reference) / own
 }
 
 /// Where a request goes when the table refuses it: engines by what they could still take,
@@ -213,8 +218,7 @@ fn standby(parts: &Parts<'_>, source: &SourcePlan) -> Vec<Standby> {
     let arcs: Vec<&ArcPlan> = source.arcs.iter().filter(usable).collect();
     let quickest = arcs.iter().map(|a| delay(a)).fold(f64::INFINITY, f64::min);
     let weight = |arc: &&ArcPlan| {
-        let name = &parts.topology.engines[arc.engine.0].name;
-        let slot = parts.registry.engine(name)?.0;
+        let slot = parts.common.engines[arc.engine.0]?.0;
         let requests = spare(parts, arc.engine) / arc.seconds;
         let nearness = quickest / delay(arc);
         let weight = requests * nearness * nearness;
@@ -236,18 +240,19 @@ fn spare(parts: &Parts<'_>, engine: EngineId) -> f64 {
     left.max(LEAST_SPARE) * now.ready_share.max(LEAST_SPARE) * now.planned_factor
 }
 
-fn engine(parts: &Parts<'_>, frontend: FrontendId, id: EngineId, hosts: u32) -> Option<Engine> {
+/// One engine, without an allowance.
+fn engine(parts: &Parts<'_>, frontend: FrontendId, id: EngineId) -> Option<Engine> {
     let topology = parts.topology;
+    let profile = parts.common.profiles[id.0];
     let described = &topology.engines[id.0];
     let now = &parts.engines[id.0];
-    let (slot, generation) = parts.registry.engine(&described.name)?;
+    let (slot, generation) = parts.common.engines[id.0]?;
     let addresses = &parts.addresses[frontend.0 * topology.engines.len() + id.0];
     if addresses.is_empty() {
         return None;
     }
     let host_port = topology.address(frontend, id).unwrap_or_default();
-    let profile = profile(topology, id);
-    let hard = speed(topology, id) * now.ready_share * now.planned_factor;
+    let hard = parts.common.speeds[id.0] * now.ready_share * now.planned_factor;
     Some(Engine {
         slot,
         generation,
@@ -268,7 +273,7 @@ fn engine(parts: &Parts<'_>, frontend: FrontendId, id: EngineId, hosts: u32) -> 
         health_path: described.health_path.clone(),
         state: now.state,
         ready_replicas: now.ready_replicas,
-        allowance: allowance(parts, frontend, id, hosts),
+        allowance: 0,
         planned_factor: now.planned_factor,
         planned_utilisation: parts.plan.engines[id.0].utilisation,
         hard_capacity: hard,
@@ -300,17 +305,10 @@ fn point(point: &super::topology::Point) -> ProfilePoint {
     }
 }
 
-/// The engine's curve for the first class it serves.
-fn profile(topology: &Topology, id: EngineId) -> &Profile {
-    let pairs = topology.classes.iter().flat_map(|c| &c.eligible);
-    let first = pairs.into_iter().find(|p| p.engine == id);
-    &topology.profiles[first.map_or(0, |p| p.profile.0)]
-}
-
 /// Requests one host may have in flight at an engine: what the plan sends there, and its part of
 /// what the engine could take beside as a standby, by Little's law; times a burst, with room for
 /// chance. 0 where no request may go.
-fn allowance(parts: &Parts<'_>, frontend: FrontendId, id: EngineId, hosts: u32) -> u32 {
+fn allowance(parts: &Parts<'_>, arcs: &[&ArcPlan], id: EngineId, hosts: u32) -> u32 {
     if matches!(
         parts.engines[id.0].state,
         PlannedState::Draining | PlannedState::Out
@@ -318,12 +316,10 @@ fn allowance(parts: &Parts<'_>, frontend: FrontendId, id: EngineId, hosts: u32) 
         return 0;
     }
     let (mut planned, mut standby) = (0.0, 0.0_f64);
-    for source in sources(parts, frontend) {
-        for arc in source.arcs.iter().filter(|a| a.engine == id) {
-            let seconds = (arc.network_ms + arc.service_ms + arc.congestion_ms) / 1e3;
-            planned += arc.rate_rps * seconds;
-            standby = standby.max(spare(parts, id) / arc.seconds * seconds);
-        }
+    for arc in arcs {
+        let seconds = (arc.network_ms + arc.service_ms + arc.congestion_ms) / 1e3;
+        planned += arc.rate_rps * seconds;
+        standby = standby.max(spare(parts, id) / arc.seconds * seconds);
     }
     let mean = planned + standby / parts.topology.frontends.len() as f64;
     let burst = parts.topology.settings.allowance_burst.value();

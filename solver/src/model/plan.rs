@@ -1,8 +1,8 @@
 //! What the optimum means in the operator's units.
 
 use super::optimise::Solution;
-use super::problem::{EngineNow, Problem, Source};
-use super::topology::{ClassId, EngineId, FrontendId, Method, Topology};
+use super::problem::{Arc, EngineNow, Problem, Source};
+use super::topology::{ClassId, EngineId, FrontendId, Method, ProfileId, Topology};
 
 /// The plan of one pass.
 #[derive(Clone, Debug, PartialEq)]
@@ -34,7 +34,8 @@ impl Plan {
         engines: &[EngineNow],
         solution: &Solution,
     ) -> Self {
-        let source = |(s, source)| source_plan(problem, solution, s, source);
+        let mut latencies = Latencies::new(problem, solution);
+        let source = |(s, source)| source_plan(solution, s, source, &mut latencies);
         let engine = |id: EngineId| {
             let now = &engines[id.0];
             let described = topology.engines[id.0].capacity.rps.value();
@@ -66,7 +67,60 @@ impl Plan {
     }
 }
 
-fn source_plan(problem: &Problem, solution: &Solution, s: usize, source: &Source) -> SourcePlan {
+/// By engine: latencies by the profile asked for last, which is mostly the only one.
+struct Latencies<'a> {
+    problem: &'a Problem,
+    solution: &'a Solution,
+    last: Vec<Option<Latency>>,
+}
+
+/// First token, and each further one, milliseconds.
+#[derive(Clone, Copy)]
+struct Latency {
+    profile: ProfileId,
+    idle_ms: (f64, f64),
+    planned_ms: (f64, f64),
+}
+
+impl<'a> Latencies<'a> {
+    fn new(problem: &'a Problem, solution: &'a Solution) -> Self {
+        Self {
+            problem,
+            solution,
+            last: vec![None; problem.engines.len()],
+        }
+    }
+
+    fn of(&mut self, arc: &Arc) -> Latency {
+        let e = arc.engine.0;
+        if let Some(last) = self.last[e].filter(|last| last.profile == arc.profile) {
+            return last;
+        }
+        let profile = &self.problem.profiles[arc.profile.0];
+        let found = Latency {
+            profile: arc.profile,
+            idle_ms: profile.at(0.0),
+            planned_ms: profile.at(self.solution.utilisation[e]),
+        };
+        self.last[e] = Some(found);
+        found
+    }
+}
+
+impl Latency {
+    /// What the planned load adds to a request: as [`Problem::delay_ms`].
+    fn delay_ms(&self, arc: &Arc) -> f64 {
+        let ((ttft, tbot), (ttft0, tbot0)) = (self.planned_ms, self.idle_ms);
+        (ttft - ttft0) + arc.output_tokens * (tbot - tbot0)
+    }
+}
+
+fn source_plan(
+    solution: &Solution,
+    s: usize,
+    source: &Source,
+    latencies: &mut Latencies<'_>,
+) -> SourcePlan {
     let demand = source.demand();
     let shares = &solution.shares[s];
     let weights = weights(source, shares);
@@ -76,8 +130,7 @@ fn source_plan(problem: &Problem, solution: &Solution, s: usize, source: &Source
         .zip(&weights)
         .zip(shares)
         .map(|((arc, weight), share)| {
-            let load = solution.utilisation[arc.engine.0];
-            let profile = &problem.profiles[arc.profile.0];
+            let latency = latencies.of(arc);
             ArcPlan {
                 engine: arc.engine,
                 open: arc.open,
@@ -86,11 +139,11 @@ fn source_plan(problem: &Problem, solution: &Solution, s: usize, source: &Source
                 seconds: arc.seconds,
                 network_ms: arc.network_ms,
                 service_ms: arc.service_ms,
-                congestion_ms: problem.delay_ms(arc, load),
+                congestion_ms: latency.delay_ms(arc),
                 money_ms: arc.money_ms,
                 kv_token_s: arc.kv_token_s,
-                idle_ttft_ms: profile.at(0.0).0,
-                planned_ttft_ms: profile.at(load).0,
+                idle_ttft_ms: latency.idle_ms.0,
+                planned_ttft_ms: latency.planned_ms.0,
             }
         });
     SourcePlan {
@@ -113,7 +166,7 @@ pub(super) fn weights(source: &Source, shares: &[f64]) -> Vec<f64> {
         return fixed.clone();
     }
     let scaled = |values: &[f64]| {
-        let usable = |(arc, v): (&super::problem::Arc, &f64)| if arc.open { *v } else { 0.0 };
+        let usable = |(arc, v): (&Arc, &f64)| if arc.open { *v } else { 0.0 };
         let values: Vec<f64> = source.arcs.iter().zip(values).map(usable).collect();
         let sum: f64 = values.iter().sum();
         (sum > 1e-9).then(|| values.iter().map(|v| v / sum).collect::<Vec<f64>>())
@@ -124,7 +177,7 @@ pub(super) fn weights(source: &Source, shares: &[f64]) -> Vec<f64> {
     }
     let mut weights = vec![0.0; source.arcs.len()];
     let open = source.arcs.iter().enumerate().filter(|(_, arc)| arc.open);
-    let way = |arc: &super::problem::Arc| arc.network_ms + arc.service_ms;
+    let way = |arc: &Arc| arc.network_ms + arc.service_ms;
     if let Some((nearest, _)) = open.min_by(|(_, a), (_, b)| way(a).total_cmp(&way(b))) {
         weights[nearest] = 1.0;
     }

@@ -205,10 +205,14 @@ impl Problem {
             .zip(now.engines)
             .map(engine)
             .collect();
+        let latencies: Vec<Latencies> = (topology.profiles.iter())
+            .map(|profile| Latencies::of(profile, settings.headroom.value()))
+            .collect();
         let mut sources = Vec::with_capacity(now.demand.len());
         for frontend in topology.frontend_ids() {
             for class in topology.class_ids() {
-                sources.push(source(topology, now, &engines, frontend, class));
+                let known = (engines.as_slice(), latencies.as_slice());
+                sources.push(source(topology, now, known, frontend, class));
             }
         }
         let mut problem = Self {
@@ -268,7 +272,7 @@ impl Source {
 fn source(
     topology: &Topology,
     now: &Now<'_>,
-    engines: &[EngineSide],
+    (engines, latencies): (&[EngineSide], &[Latencies]),
     frontend: FrontendId,
     class_id: ClassId,
 ) -> Source {
@@ -286,7 +290,8 @@ fn source(
         .iter()
         .map(|pair| {
             let engine = &topology.engines[pair.engine.0];
-            let (ttft_ms, tbot_ms) = topology.profiles[pair.profile.0].at(0.0);
+            let latencies = latencies[pair.profile.0];
+            let (ttft_ms, tbot_ms) = latencies.idle_ms;
             let service = class
                 .service_ms
                 .map_or(ttft_ms + output * tbot_ms, |s| s.value());
@@ -306,11 +311,7 @@ fn source(
                 seconds: work.engine_seconds(&engine.capacity),
                 output_tokens: output,
                 money_ms: topology.egress_ms(frontend, pair.engine, prompt + output),
-                kv_token_s: kv_token_s(
-                    &topology.profiles[pair.profile.0],
-                    settings.headroom.value(),
-                    demand.mix,
-                ),
+                kv_token_s: latencies.kv_token_s(demand.mix),
                 profile: pair.profile,
                 most: None,
             }
@@ -350,14 +351,33 @@ fn relative_work(topology: &Topology, arcs: &[Arc]) -> f64 {
     }
 }
 
-/// Tokens that a request holds in KV memory times how long, seconds: its prompt from prefill to
-/// the last token, its answer half as long on average. The prefill is that of an idle engine,
-/// because a request that waits holds nothing; tokens come at the pace of safe capacity.
-fn kv_token_s(profile: &Profile, headroom: f64, mix: Mix) -> f64 {
-    let (prompt, output) = (mix.prompt_tokens.value(), mix.output_tokens.value());
-    let prefill_ms = profile.at(0.0).0;
-    let decode_ms = output * profile.at(headroom).1;
-    (prompt * (prefill_ms + decode_ms) + output / 2.0 * decode_ms) / 1e3
+/// What a profile says of any request, looked up once: there are few profiles and many arcs.
+#[derive(Clone, Copy)]
+struct Latencies {
+    /// First token, and each further one, at an idle engine.
+    idle_ms: (f64, f64),
+    /// Each further token at safe capacity.
+    safe_tbot_ms: f64,
+}
+
+impl Latencies {
+    fn of(profile: &Profile, headroom: f64) -> Self {
+        Self {
+            idle_ms: profile.at(0.0),
+            safe_tbot_ms: profile.at(headroom).1,
+        }
+    }
+
+    /// Tokens that a request holds in KV memory times how long, seconds: its prompt from prefill
+    /// to the last token, its answer half as long on average. The prefill is that of an idle
+    /// engine, because a request that waits holds nothing; tokens come at the pace of safe
+    /// capacity.
+    fn kv_token_s(&self, mix: Mix) -> f64 {
+        let (prompt, output) = (mix.prompt_tokens.value(), mix.output_tokens.value());
+        let prefill_ms = self.idle_ms.0;
+        let decode_ms = output * self.safe_tbot_ms;
+        (prompt * (prefill_ms + decode_ms) + output / 2.0 * decode_ms) / 1e3
+    }
 }
 
 /// What a live conversation loses once when it moves, spread over the time a plan stands.

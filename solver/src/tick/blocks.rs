@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use pointsman_shm::id::EngineSlot;
 use pointsman_shm::policy::Policy;
 use serde::{Deserialize, Serialize};
 
@@ -131,14 +132,17 @@ pub(super) fn moves_for_load(standing: &Policy, candidate: &Policy) -> bool {
             .zip(&now.table)
             .filter(|(a, b)| a != b)
             .count();
-        let weight = |engine| {
-            let eligible = before.eligible.iter().find(|e| e.engine == engine);
-            eligible.map_or(0.0, |e| e.weight)
+        let weight = |(at, engine): (usize, EngineSlot)| {
+            // Nearly always in the same place.
+            let same = before.eligible.get(at).filter(|e| e.engine == engine);
+            let found = same.or_else(|| before.eligible.iter().find(|e| e.engine == engine));
+            found.map_or(0.0, |e| e.weight)
         };
         let asked: f64 = now
             .eligible
             .iter()
-            .map(|e| (e.weight - weight(e.engine)).max(0.0))
+            .enumerate()
+            .map(|(at, e)| (e.weight - weight((at, e.engine))).max(0.0))
             .sum();
         // A move for load is worth a publication from a quarter of what one may move.
         let slots = now.table.len() as f64;

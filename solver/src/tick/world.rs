@@ -1,5 +1,6 @@
 //! What the inputs say about every engine and source, gaps filled in.
 
+use std::cell::OnceCell;
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 
@@ -42,6 +43,8 @@ pub(super) struct World {
     safe: Vec<f64>,
     /// By engine: no source gives it more than it does.
     gains_nothing: Vec<bool>,
+    /// By class then engine: engine-seconds of a mean request, once asked for.
+    seconds: Vec<OnceCell<f64>>,
     /// By frontend then engine: the way there, where it was measured.
     ways: Vec<Measured>,
 }
@@ -71,6 +74,7 @@ impl World {
             previous,
             safe: vec![topology.settings.headroom.value(); topology.engines.len()],
             gains_nothing: vec![false; topology.engines.len()],
+            seconds: vec![OnceCell::new(); topology.classes.len() * topology.engines.len()],
             ways: vec![Measured::default(); topology.frontends.len() * topology.engines.len()],
         }
     }
@@ -86,6 +90,11 @@ impl World {
 
     /// Engine-seconds of a mean request of a class, all frontends together.
     pub(super) fn seconds(&self, topology: &Topology, class: ClassId, engine: EngineId) -> f64 {
+        let known = &self.seconds[class.0 * topology.engines.len() + engine.0];
+        *known.get_or_init(|| self.mean_seconds(topology, class, engine))
+    }
+
+    fn mean_seconds(&self, topology: &Topology, class: ClassId, engine: EngineId) -> f64 {
         let capacity = &topology.engines[engine.0].capacity;
         let (mut sum, mut all) = (0.0, 0.0);
         for frontend in topology.frontend_ids() {
@@ -286,10 +295,13 @@ fn body_bytes(topology: &Topology, demand: &DemandNow) -> f64 {
 }
 
 fn engines(topology: &Topology, inputs: &Inputs) -> Vec<EngineNow> {
+    // The last sample of an engine counts.
+    let samples: BTreeMap<EngineId, &EngineSample> =
+        inputs.engines.iter().map(|s| (s.engine, s)).collect();
     let one = |id: EngineId| {
         let described = &topology.engines[id.0];
-        let sample = inputs.engines.iter().rev().find(|s| s.engine == id);
-        let sample = sample.copied().unwrap_or_else(|| EngineSample::unknown(id));
+        let sample = samples.get(&id).copied().copied();
+        let sample = sample.unwrap_or_else(|| EngineSample::unknown(id));
         let share = ready_share(described, sample.ready_replicas);
         let penalty = (sample.penalty.value() / PENALTY_STEP).round() * PENALTY_STEP;
         EngineNow {
@@ -400,20 +412,19 @@ pub(crate) fn standing_weights(
     Names::of(policy).weights(topology, class)
 }
 
-/// A policy's engines by name: to find one for every pair of class and engine, name by name, would
-/// cost more than a solve.
+/// A policy's engines by number: to find one for every pair of class and engine, name by name,
+/// would cost more than a solve.
 pub(super) struct Names<'a> {
     policy: &'a Policy,
-    slots: BTreeMap<&'a str, EngineSlot>,
+    /// The engine of the topology; of two of a name, the first is it.
+    engines: OnceCell<BTreeMap<EngineSlot, EngineId>>,
 }
 
 impl<'a> Names<'a> {
     pub(super) fn of(policy: &'a Policy) -> Self {
-        // The first of a name, should two have it.
-        let engines = policy.engines.iter().rev();
         Self {
             policy,
-            slots: engines.map(|e| (e.id.as_str(), e.slot)).collect(),
+            engines: OnceCell::new(),
         }
     }
 
@@ -421,19 +432,29 @@ impl<'a> Names<'a> {
     pub(super) fn weights(&self, topology: &Topology, class: usize) -> Option<Vec<f64>> {
         let class = &topology.classes[class];
         let standing = self.policy.classes.iter().find(|c| c.name == class.name)?;
-        let eligible = standing.eligible.iter().rev();
-        let weights: BTreeMap<EngineSlot, f64> = eligible.map(|e| (e.engine, e.weight)).collect();
-        let weight = |pair: &crate::model::topology::ClassEngine| {
-            let slot = self
-                .slots
-                .get(topology.engines[pair.engine.0].name.as_str())?;
-            weights.get(slot).copied()
-        };
-        let weights: Vec<f64> = (class.eligible.iter())
-            .map(|p| weight(p).unwrap_or(0.0))
-            .collect();
+        let engines = self
+            .engines
+            .get_or_init(|| engines_by_slot(topology, self.policy));
+        let mut weights = vec![0.0; class.eligible.len()];
+        // The first of an engine's, should it have two.
+        for pair in standing.eligible.iter().rev().filter(|e| e.weight != 0.0) {
+            let Some(engine) = engines.get(&pair.engine) else {
+                continue;
+            };
+            let places = class.eligible.iter().zip(&mut weights);
+            for (_, weight) in places.filter(|(p, _)| p.engine == *engine) {
+                *weight = pair.weight;
+            }
+        }
         (weights.iter().sum::<f64>() > 0.0).then_some(weights)
     }
+}
+
+fn engines_by_slot(topology: &Topology, policy: &Policy) -> BTreeMap<EngineSlot, EngineId> {
+    let named = topology.engine_ids().zip(&topology.engines);
+    let mut ids: BTreeMap<&str, EngineId> = named.map(|(id, e)| (e.name.as_str(), id)).collect();
+    let first = |e: &pointsman_shm::policy::Engine| Some((e.slot, ids.remove(e.id.as_str())?));
+    policy.engines.iter().filter_map(first).collect()
 }
 
 /// Demand by frontend then class. Samples of one source add up; their tokens are averaged.

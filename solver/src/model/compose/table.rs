@@ -3,11 +3,10 @@
 //! It names engines, since positions change with the topology; `slots` and `slots::skew` decide
 //! which slots move.
 
-use std::collections::BTreeMap;
-
-use pointsman_shm::id::{EngineSlot, stable_hash};
+use pointsman_shm::id::EngineSlot;
 use pointsman_shm::policy::{Class, Eligible, Policy};
 
+use super::common::Names;
 use super::{Parts, SourcePlan};
 use crate::model::slots::{self, skew};
 
@@ -25,32 +24,23 @@ pub(super) fn table(
     let size = 1_usize << topology.settings.table_bits;
     let before = standing.and_then(|p| Before::of(p, &topology.classes[source.class.0].name));
     // Every engine in question, by name: those of now and those of the standing table.
-    let mut names: Vec<&str> = Vec::new();
-    names.extend(
-        source
-            .arcs
-            .iter()
-            .map(|a| topology.engines[a.engine.0].name.as_str()),
-    );
-    names.extend(before.iter().flat_map(|before| &before.table));
-    names.sort_unstable();
-    names.dedup();
-    let find = |name: &str| names.binary_search(&name).expect("the name was put in");
-    let hashes: Vec<u64> = names.iter().map(|n| stable_hash(n.as_bytes())).collect();
-    let mut weights = vec![0.0; names.len()];
-    let mut numbers: Vec<Option<EngineSlot>> = vec![None; names.len()];
-    for arc in &source.arcs {
-        let name = topology.engines[arc.engine.0].name.as_str();
-        let number = parts.registry.engine(name).map(|(slot, _)| slot);
-        if let Some(e) = eligible.iter().find(|e| Some(e.engine) == number) {
-            weights[find(name)] = e.weight;
-            numbers[find(name)] = number;
+    let others = before.as_ref().map_or(&[][..], |before| &before.names);
+    let names = parts.common.names(source.class.0, others);
+    let count = names.sorted.len();
+    let mut weights = vec![0.0; count];
+    let mut numbers: Vec<Option<EngineSlot>> = vec![None; count];
+    for (arc, place) in source.arcs.iter().zip(&names.places) {
+        let number = parts.common.engines[arc.engine.0].map(|(slot, _)| slot);
+        let found = number.and_then(|n| eligible.binary_search_by_key(&n, |e| e.engine).ok());
+        if let Some(found) = found {
+            weights[*place as usize] = eligible[found].weight;
+            numbers[*place as usize] = number;
         }
     }
-    let table = match before {
+    let table = match &before {
         Some(before) => {
-            let table: Vec<usize> = before.table.iter().map(|name| find(name)).collect();
-            let made_for: Vec<f64> = before.weights(&names);
+            let table = before.table(&names);
+            let made_for = before.weights(&names);
             let bent = skew::is_bent(&table, &made_for);
             let standing = skew::Standing {
                 table: &slots::resize(&table, size),
@@ -59,17 +49,15 @@ pub(super) fn table(
             };
             let at = source.frontend.0 * topology.classes.len() + source.class.0;
             let hot = parts.hot.get(at).and_then(Option::as_deref);
-            skew::balance(standing, &hashes, &weights, hot)
+            skew::balance(standing, &names.hashes, &weights, hot)
         }
         None => {
-            let shared: Vec<f64> = names
-                .iter()
-                .map(|n| shared_weight(parts, source, n))
-                .collect();
-            let base = slots::first(&hashes, &shared, size);
+            let same = parts.plan.sources.iter();
+            let same = same.filter(|s| s.class == source.class);
+            let base = parts.common.base(source.class.0, size, same);
             // What was never published holds no slot that could be kept.
-            let quotas = slots::quotas(&weights, size, &vec![0; names.len()]);
-            slots::adjust(&base, &hashes, &weights, &quotas)
+            let quotas = slots::quotas(&weights, size, &vec![0; count]);
+            slots::adjust(base, &names.hashes, &weights, &quotas)
         }
     };
     table
@@ -82,8 +70,10 @@ pub(super) fn table(
 struct Before<'a> {
     policy: &'a Policy,
     class: &'a Class,
-    /// Names of the table's engines, by slot.
-    table: Vec<&'a str>,
+    /// Names of the table's engines, each once.
+    names: Vec<&'a str>,
+    /// By slot: place of its engine among those.
+    places: Vec<u32>,
 }
 
 impl<'a> Before<'a> {
@@ -92,49 +82,55 @@ impl<'a> Before<'a> {
             .classes
             .iter()
             .find(|c| c.name == class && !c.table.is_empty())?;
-        let name = |slot: &EngineSlot| {
-            let at = policy.engines.binary_search_by_key(slot, |e| e.slot).ok()?;
-            Some(policy.engines[at].id.as_str())
-        };
-        let table = class.table.iter().map(name).collect::<Option<_>>()?;
+        // A table has many slots and few engines: each name is looked for once.
+        let most = class.table.iter().max()?;
+        let mut known: Vec<Option<u32>> = vec![None; usize::from(most.0) + 1];
+        let mut names = Vec::new();
+        let mut places = Vec::with_capacity(class.table.len());
+        for slot in &class.table {
+            let known = &mut known[usize::from(slot.0)];
+            let place = match *known {
+                Some(place) => place,
+                None => {
+                    names.push(name(policy, *slot)?);
+                    *known.insert(names.len() as u32 - 1)
+                }
+            };
+            places.push(place);
+        }
         Some(Self {
             policy,
             class,
-            table,
+            names,
+            places,
         })
     }
 
+    /// By slot: place of its engine among all names.
+    fn table(&self, names: &Names<'_>) -> Vec<usize> {
+        let place = |name: &&str| names.find(name).expect("the name was put in");
+        let of: Vec<usize> = self.names.iter().map(place).collect();
+        self.places.iter().map(|p| of[*p as usize]).collect()
+    }
+
     /// By name: the weight that the table was made for.
-    fn weights(&self, names: &[&str]) -> Vec<f64> {
-        let mut weights = vec![0.0; names.len()];
-        let mut known = vec![false; names.len()];
-        let by_slot: BTreeMap<EngineSlot, f64> = (self.class.eligible.iter().rev())
-            .map(|e| (e.engine, e.weight))
-            .collect();
-        for engine in &self.policy.engines {
-            if let Ok(i) = names.binary_search(&engine.id.as_str())
-                && !std::mem::replace(&mut known[i], true)
-            {
-                weights[i] = by_slot.get(&engine.slot).copied().unwrap_or(0.0);
+    fn weights(&self, names: &Names<'_>) -> Vec<f64> {
+        let mut weights = vec![0.0; names.sorted.len()];
+        for pair in self.class.eligible.iter().filter(|e| e.weight != 0.0) {
+            let place = name(self.policy, pair.engine).and_then(|name| names.find(name));
+            if let Some(place) = place {
+                weights[place] = pair.weight;
             }
         }
         weights
     }
 }
 
-/// Mean weight of an engine over the frontends, weighted alike.
-fn shared_weight(parts: &Parts<'_>, source: &SourcePlan, name: &str) -> f64 {
-    let same = parts
-        .plan
-        .sources
-        .iter()
-        .filter(|s| s.class == source.class);
-    let weight = |s: &SourcePlan| {
-        let arc = s
-            .arcs
-            .iter()
-            .find(|a| parts.topology.engines[a.engine.0].name == name);
-        arc.map_or(0.0, |a| a.weight)
-    };
-    same.map(weight).sum::<f64>() / parts.topology.frontends.len() as f64
+/// The name of a policy's engine.
+fn name(policy: &Policy, slot: EngineSlot) -> Option<&str> {
+    let at = policy
+        .engines
+        .binary_search_by_key(&slot, |e| e.slot)
+        .ok()?;
+    Some(policy.engines[at].id.as_str())
 }
