@@ -42,8 +42,8 @@ pub(super) struct Row {
     pub(super) moved: Timed,
     /// A whole pass of that kind, policies and all; general programs are not asked.
     pub(super) tick: Option<Timed>,
-    /// What the cold answer costs more than the general program's, relatively, or than a lower
-    /// bound at most.
+    /// What the cold answer costs more than the general program's, relatively, or than the lower
+    /// bound that the method's own prices prove, at most.
     pub(super) gap: f64,
     /// What the gap is to.
     pub(super) gap_to: &'static str,
@@ -139,7 +139,7 @@ pub(super) fn row(
         lost: Timed::of(lost),
         moved,
         tick,
-        gap: first.gap,
+        gap: first.bound_gap,
         gap_to: "bound",
         memory_mib: None,
         programs: first.rounds,

@@ -1,8 +1,13 @@
 //! The most memory that one cold solve takes, in a process of its own.
 //!
+//! What counts is what the method holds beyond the problem that it is given: everything between
+//! the call and its return, the answer included. The problem itself (some 80 bytes a way) belongs
+//! to who states it, and is there before and after.
+//!
 //! The process builds the fleet and its problem, gives what is free back to the kernel, has the
-//! kernel forget the peak so far, solves, and reads the new peak: what stood before does not
-//! count, and no solve before it left anything to be used again.
+//! kernel forget the peak so far, solves, and reads the new peak of resident memory: what an
+//! allocator rounds up and what it cannot give back in between count, what stood before does not,
+//! and no solve before it left anything to be used again.
 
 use std::path::Path;
 use std::process::Command;

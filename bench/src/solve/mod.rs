@@ -2,8 +2,10 @@
 //!
 //! Fleets are described as an operator would, read by the product's parser, and solved by the
 //! product's `optimise` and `tick` with what the product keeps between passes. Times are CPU time
-//! of the one thread that solves. Every answer is verified by the product; the gap is to the
-//! general program where that can be asked, else to the lower bound that the method proves.
+//! of the one thread that solves; beside the solve stands the whole pass that it is part of. Every
+//! answer is verified by the product; the gap is to the general program where that can be asked,
+//! else to the lower bound that the method's prices prove. Memory is what a solve takes beyond its
+//! problem (`memory`).
 
 use std::path::PathBuf;
 

@@ -41,6 +41,8 @@ const PROMISES: [Promise; 5] = [
     ("100,1000,32", 3_000.0, 250.0, 1_500.0, Some(20.0)),
     ("200,2000,32", 10_000.0, 1_000.0, 4_000.0, Some(40.0)),
 ];
+/// Most milliseconds of a whole pass: all that is done beside its solve, too.
+const TICKS: [(&str, f64); 2] = [("50,500,16", 150.0), ("100,1000,32", 1_500.0)];
 /// Bytes in one MiB over bytes in one MB.
 const MB_PER_MIB: f64 = 1.048_576;
 /// Largest gap of a fleet of like requests.
@@ -69,6 +71,7 @@ pub(super) fn rows(report: &Report) -> Value {
             "warm_ms": row.warm.median_ms,
             "lost_ms": row.lost.median_ms,
             "moved_ms": row.moved.median_ms,
+            "tick_ms": row.tick.as_ref().map(|tick| tick.median_ms),
             "gap": row.gap,
             "memory_mib": row.memory_mib,
         })
@@ -105,6 +108,10 @@ pub(super) fn bars(report: &Report) -> Vec<Bar> {
             ("with movement prices", &row.moved, *moved),
         ] {
             bars.push(time(format!("{size} {kind}, ms"), timed, most));
+        }
+        let tick = TICKS.iter().find(|(of, _)| *of == size);
+        if let (Some(timed), Some((_, most))) = (&row.tick, tick) {
+            bars.push(time(format!("{size} a whole pass, ms"), timed, *most));
         }
         bars.push(figure(format!("{size} gap"), row.gap.abs(), MOST_GAP));
         if let (Some(mib), Some(most)) = (row.memory_mib, memory_mb) {
