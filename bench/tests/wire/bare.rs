@@ -104,6 +104,19 @@ fn where_nobody_listens_every_request_fails_and_the_run_ends() {
         let report = load(address, &line);
         assert_eq!(report["failures"], json!({"connect": 10}), "{report}");
     }
+    // All have begun, also those that have nothing to do.
+    let address = address.to_string();
+    let line = [
+        "bare-load",
+        "--addr",
+        &address,
+        "--conns",
+        "4",
+        "--requests",
+        "1",
+    ];
+    let load = Instrument::start(&line);
+    assert_eq!(load.event("open")["failed"], 1);
 }
 
 /// An engine that closes after each stream, without having said so, and a client that sends at

@@ -179,6 +179,7 @@ impl Drive {
     fn start(&mut self, worker: usize) {
         if self.args.requests.is_some_and(|most| self.started >= most) {
             self.idle += 1;
+            self.mark_begun(worker);
             return;
         }
         self.started += 1;
