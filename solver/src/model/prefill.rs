@@ -6,7 +6,9 @@
 //! is q p / (1 - q²). A request comes in a step that is longer than the mean by that, waits for half
 //! of it, and goes into the next, which is longer by q of it: its first token takes
 //!
-//!     3/2 T + p (1 + q (1/2 + q) / (1 - q²))
+//! ```text
+//! 3/2 T + p (1 + q (1/2 + q) / (1 - q²))
+//! ```
 //!
 //! So a mix of longer prompts waits longer at the same utilisation, for more of that is prompts.
 //! How far an engine does so at all is told by its own curve: what does not rise does not batch.
