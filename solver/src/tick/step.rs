@@ -12,6 +12,7 @@
 //! taken after all.
 
 use crate::model::optimise::{Solution, Status, evaluate, kv_utilisation, over_shares_ms};
+use crate::model::plan::Terms;
 use crate::model::problem::{Problem, Source};
 
 /// What rounding may leave of a capacity.
@@ -78,16 +79,18 @@ pub(super) fn solve(
     let stepped = stepped
         .iter()
         .find_map(|parts| along(problem, &target, &ways, parts));
+    let whole = |s: &Solution| s.terms.total() + over_shares_ms(problem, &s.shares);
+    let much_dearer =
+        |stepped: &Solution, than: &Solution| whole(stepped) > (1.0 + MOST_DEARER) * whole(than);
     match stepped {
-        Some(stepped) if least >= 1.0 || !solver.may_go_on() => Ok(stepped),
+        // No bounded step is cheaper than the plan without bounds: where even that one is not much
+        // cheaper than what the line leads through, there is no need to look for a better step.
+        Some(stepped) if !solver.may_go_on() || !much_dearer(&stepped, &target) => Ok(stepped),
         Some(stepped) => {
             // Where engines are nearly full, the line can lead through much dearer loads.
             let best = solver.solve(problem);
-            let dearer = |best: &Solution| {
-                let whole = |s: &Solution| s.terms.total() + over_shares_ms(problem, &s.shares);
-                whole(&stepped) > (1.0 + MOST_DEARER) * whole(best)
-            };
-            Ok(best.ok().filter(dearer).unwrap_or(stepped))
+            let best = best.ok().filter(|best| much_dearer(&stepped, best));
+            Ok(best.unwrap_or(stepped))
         }
         None => solver.solve(problem),
     }
@@ -113,9 +116,14 @@ fn refined(problem: &Problem, mut plan: Solution, solver: &mut Solver<'_>) -> So
         };
         let ways = again.sources.iter().zip(&next.shares);
         let ways: Vec<Option<Way>> = ways.map(|(source, to)| Way::new(source, to)).collect();
-        match along(&again, &next, &ways, &vec![1.0; ways.len()]) {
-            Some(found) => plan = found,
-            None => break,
+        let Some(found) = along(&again, &next, &ways, &vec![1.0; ways.len()]) else {
+            break;
+        };
+        // Around what it was planned from, the grid was fine.
+        let near = !are_far(&plan.utilisation, &found.utilisation);
+        plan = found;
+        if near {
+            break;
         }
     }
     let shares = plan.shares.clone();
@@ -130,21 +138,26 @@ fn along(
     ways: &[Option<Way>],
     parts: &[f64],
 ) -> Option<Solution> {
-    let at = |far: f64| {
+    let shares = |far: f64| -> Vec<Vec<f64>> {
         let shares = ways.iter().zip(&target.shares).zip(parts);
         let shares = shares.map(|((way, to), part)| match way {
             Some(way) => way.at(to, part * far),
             None => to.clone(),
         });
-        with(problem, target, shares.collect())
+        shares.collect()
     };
-    let end = at(1.0)?;
-    if ways.iter().flatten().all(|way| way.length <= NOTHING) || at(0.0).is_none() {
+    // The search asks for costs alone: to copy the plan for each would cost more than to judge it.
+    let cost = |far: f64| -> f64 {
+        let shares = shares(far);
+        Judged::new(problem, target, &shares).map_or(f64::INFINITY, |judged| {
+            judged.terms.total() + over_shares_ms(problem, &shares)
+        })
+    };
+    let end = with(problem, target, shares(1.0))?;
+    if ways.iter().flatten().all(|way| way.length <= NOTHING) || cost(0.0).is_infinite() {
         return Some(end);
     }
     let (mut low, mut high) = (0.0, 1.0);
-    let whole = |s: &Solution| s.terms.total() + over_shares_ms(problem, &s.shares);
-    let cost = |far: f64| at(far).map_or(f64::INFINITY, |s| whole(&s));
     let golden = |low: f64, high: f64| {
         let width = GOLDEN * (high - low);
         (high - width, low + width)
@@ -162,13 +175,21 @@ fn along(
             far_cost = cost(far);
         }
     }
-    let between = at((low + high) / 2.0);
-    let cheaper = |s: &Solution| whole(s) < whole(&end);
-    Some(between.filter(cheaper).unwrap_or(end))
+    let between = (low + high) / 2.0;
+    let whole = end.terms.total() + over_shares_ms(problem, &end.shares);
+    if cost(between) < whole {
+        return with(problem, target, shares(between));
+    }
+    Some(end)
 }
 
 /// The plan with the weights that stand, where some do; what it refuses stays.
 pub(super) fn stay(problem: &Problem, plan: &Solution) -> Option<Solution> {
+    with(problem, plan, standing(problem, plan))
+}
+
+/// The shares of a plan where weights that stand, stay.
+fn standing(problem: &Problem, plan: &Solution) -> Vec<Vec<f64>> {
     let shares = |(source, planned): (&Source, &Vec<f64>)| match &source.previous {
         Some(previous) if source.fixed.is_none() => {
             let routed: f64 = planned.iter().sum();
@@ -176,8 +197,12 @@ pub(super) fn stay(problem: &Problem, plan: &Solution) -> Option<Solution> {
         }
         _ => planned.clone(),
     };
-    let shares = problem.sources.iter().zip(&plan.shares).map(shares);
-    with(problem, plan, shares.collect())
+    problem
+        .sources
+        .iter()
+        .zip(&plan.shares)
+        .map(shares)
+        .collect()
 }
 
 /// Whether weights that stand go to engines that are out.
@@ -205,28 +230,51 @@ fn is_far(problem: &Problem, plan: &Solution) -> bool {
     {
         return false;
     }
-    stay(problem, plan).is_none_or(|stays| {
-        let mut loads = stays.utilisation.iter().zip(&plan.utilisation);
-        loads.any(|(stands, planned)| (stands - planned).abs() > FAR)
-    })
+    Judged::new(problem, plan, &standing(problem, plan))
+        .is_none_or(|stays| are_far(&stays.utilisation, &plan.utilisation))
+}
+
+/// Whether loads are out of the grid's fine steps around others.
+fn are_far(some: &[f64], others: &[f64]) -> bool {
+    let mut loads = some.iter().zip(others);
+    loads.any(|(one, other)| (one - other).abs() > FAR)
 }
 
 /// A solution with other shares; `None` where they overload an engine.
 fn with(problem: &Problem, plan: &Solution, shares: Vec<Vec<f64>>) -> Option<Solution> {
-    let (terms, utilisation) = evaluate(problem, &shares, &plan.shed, plan.shed_factor);
-    let kv_utilisation = kv_utilisation(problem, &shares);
-    let over = |now: f64, planned: f64| now > planned.max(1.0) + TOLERANCE;
-    let mut loads = utilisation.iter().zip(&plan.utilisation);
-    let mut held = kv_utilisation.iter().zip(&plan.kv_utilisation);
-    let fits = !loads.any(|(now, planned)| over(*now, *planned))
-        && !held.any(|(now, planned)| over(now.unwrap_or(0.0), planned.unwrap_or(0.0)));
-    fits.then(|| Solution {
+    let judged = Judged::new(problem, plan, &shares)?;
+    Some(Solution {
         shares,
-        utilisation,
-        kv_utilisation,
-        terms,
+        utilisation: judged.utilisation,
+        kv_utilisation: judged.kv_utilisation,
+        terms: judged.terms,
         ..plan.clone()
     })
+}
+
+/// What other shares than a plan's come to.
+struct Judged {
+    terms: Terms,
+    utilisation: Vec<f64>,
+    kv_utilisation: Vec<Option<f64>>,
+}
+
+impl Judged {
+    /// `None` where the shares overload an engine more than the plan does.
+    fn new(problem: &Problem, plan: &Solution, shares: &[Vec<f64>]) -> Option<Self> {
+        let (terms, utilisation) = evaluate(problem, shares, &plan.shed, plan.shed_factor);
+        let kv_utilisation = kv_utilisation(problem, shares);
+        let over = |now: f64, planned: f64| now > planned.max(1.0) + TOLERANCE;
+        let mut loads = utilisation.iter().zip(&plan.utilisation);
+        let mut held = kv_utilisation.iter().zip(&plan.kv_utilisation);
+        let fits = !loads.any(|(now, planned)| over(*now, *planned))
+            && !held.any(|(now, planned)| over(now.unwrap_or(0.0), planned.unwrap_or(0.0)));
+        fits.then_some(Self {
+            terms,
+            utilisation,
+            kv_utilisation,
+        })
+    }
 }
 
 /// A source's way from where it stands.
