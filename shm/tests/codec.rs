@@ -4,6 +4,7 @@
 #![expect(clippy::unwrap_used, reason = "a test that fails says where")]
 
 use std::net::SocketAddr;
+use std::sync::Arc;
 
 use pointsman_shm::engine_state::{EngineState, EngineStates, Health};
 use pointsman_shm::id::{ClassSlot, EngineSlot, Generation, MAX_ROUTES, PairNumber};
@@ -37,7 +38,7 @@ fn policy((engines, classes, routes): (usize, usize, usize), noise: &[u32]) -> P
         .map(|i| class(i, &engines, &mut pair, &mut next))
         .collect();
     let routes = if classes.is_empty() { 0 } else { routes };
-    let routes = (0..routes)
+    let routes: Vec<Route> = (0..routes)
         .map(|i| route(i, classes.len(), &mut next))
         .collect();
     Policy {
@@ -49,7 +50,7 @@ fn policy((engines, classes, routes): (usize, usize, usize), noise: &[u32]) -> P
         priorities: vec!["high".to_owned(), "low".to_owned()],
         engines,
         classes,
-        routes,
+        routes: routes.into(),
     }
 }
 
@@ -403,22 +404,31 @@ fn each_broken_promise_of_a_policy_is_named_on_both_sides() {
         "admitted_rps[0], rate: NaN",
     );
     says(
-        &|p| p.routes[1].class = 2,
+        &|p| Arc::make_mut(&mut p.routes)[1].class = 2,
         "routes[1] \"chat-eu-long-1\", class: 2 of 2 classes",
     );
-    says(&|p| p.routes[1].model.clear(), "model: empty");
     says(
-        &|p| p.routes[1].default_priority = 2,
+        &|p| Arc::make_mut(&mut p.routes)[1].model.clear(),
+        "model: empty",
+    );
+    says(
+        &|p| Arc::make_mut(&mut p.routes)[1].default_priority = 2,
         "default_priority: 2 of 2 priorities",
     );
-    says(&|p| p.routes[1].body_bytes_max = 0, "body_bytes_min: ");
-    says(&|p| p.routes[1].endpoints = Endpoints(0), "endpoints: none");
     says(
-        &|p| p.routes[1].features.required = Features::IMAGES,
+        &|p| Arc::make_mut(&mut p.routes)[1].body_bytes_max = 0,
+        "body_bytes_min: ",
+    );
+    says(
+        &|p| Arc::make_mut(&mut p.routes)[1].endpoints = Endpoints(0),
+        "endpoints: none",
+    );
+    says(
+        &|p| Arc::make_mut(&mut p.routes)[1].features.required = Features::IMAGES,
         "both required and forbidden",
     );
     says(
-        &|p| p.routes[1].headers = vec![("X-A".to_owned(), String::new())],
+        &|p| Arc::make_mut(&mut p.routes)[1].headers = vec![("X-A".to_owned(), String::new())],
         "lower-case",
     );
     let mut zero = valid.clone();

@@ -277,7 +277,7 @@ fn policy(version: u64) -> Policy {
         priorities: vec!["default".to_owned()],
         engines: vec![engine],
         classes: vec![class],
-        routes: vec![route],
+        routes: vec![route].into(),
     }
 }
 

@@ -38,7 +38,7 @@ impl Draft {
             priorities: vec!["default".to_owned()],
             engines: Vec::new(),
             classes: Vec::new(),
-            routes: Vec::new(),
+            routes: Vec::new().into(),
         };
         Self { policy }
     }
@@ -146,7 +146,7 @@ impl Draft {
             eligible,
             admitted_rps: vec![f64::INFINITY],
         });
-        self.policy.routes.push(Route {
+        std::sync::Arc::make_mut(&mut self.policy.routes).push(Route {
             name: model.to_owned(),
             model: model.to_owned(),
             adapter: String::new(),

@@ -5,6 +5,8 @@
 //! engine is a fresh cache line each time. No engine is refused, so that each key must land exactly
 //! where its table says.
 
+use std::sync::Arc;
+
 use pointsman_shm::id::{
     ClassSlot, EngineSlot, Generation, MAX_PAIRS, MAX_STANDBY, PairNumber, stable_hash,
 };
@@ -58,7 +60,7 @@ pub(super) fn policy(size: Size, random: &mut SmallRng) -> Policy {
         classes: (0..size.classes)
             .map(|at| class(at, size, random))
             .collect(),
-        routes: (0..size.classes).map(route).collect(),
+        routes: Arc::new((0..size.classes).map(route).collect()),
     }
 }
 

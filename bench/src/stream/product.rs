@@ -139,7 +139,7 @@ fn policy(engine: SocketAddr, wire: Wire) -> Policy {
         priorities: vec!["default".to_owned()],
         engines: vec![one_engine(engine, wire)],
         classes: vec![class],
-        routes: vec![route],
+        routes: vec![route].into(),
     }
 }
 

@@ -138,7 +138,8 @@ mod tests {
                 ..route("m")
             },
             route("n"),
-        ];
+        ]
+        .into();
         policy
     }
 
@@ -219,7 +220,7 @@ mod tests {
     fn an_unknown_model_is_told_from_a_known_one_without_a_route() {
         let mut policy = policy(&[], &[]);
         assert_eq!(ask(&policy, PLAIN), Classified::UnknownModel);
-        policy.routes = vec![route("M")];
+        policy.routes = vec![route("M")].into();
         assert_eq!(ask(&policy, PLAIN), Classified::UnknownModel);
         assert_eq!(
             ask(

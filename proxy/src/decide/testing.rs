@@ -26,7 +26,7 @@ pub(crate) fn policy(engines: &[u16], classes: &[&[(u16, f64)]]) -> Policy {
             .zip(classes)
             .map(|(slot, weights)| class(slot, weights, &mut next_pair))
             .collect(),
-        routes: Vec::new(),
+        routes: Vec::new().into(),
     }
 }
 

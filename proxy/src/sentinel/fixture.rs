@@ -16,7 +16,7 @@ pub(crate) fn policy(version: u64, frontend: &str) -> Policy {
         priorities: vec!["default".to_owned()],
         engines: vec![engine(0, "e0")],
         classes: vec![class()],
-        routes: vec![route()],
+        routes: vec![route()].into(),
     }
 }
 

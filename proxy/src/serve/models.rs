@@ -59,7 +59,8 @@ mod tests {
                 route("a\"", true),
                 route("b", true),
                 route("c", false),
-            ],
+            ]
+            .into(),
         };
         let json: serde_json::Value = serde_json::from_slice(&page(&policy)).unwrap();
         let ids: Vec<&str> = json["data"]

@@ -5,6 +5,7 @@
 //! here, so that the request path need not.
 
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6};
+use std::sync::Arc;
 
 use super::encode::{ELIGIBLE_ROW, FORMAT, MAGIC, PROFILE_ROW, RATE_ROW, STANDBY_ROW, TABLE_ROW};
 use super::validate::{MAX_ADDRESSES, MAX_HEADERS, MAX_PROFILE_POINTS};
@@ -40,7 +41,7 @@ fn parse(bytes: &[u8]) -> Result<Policy, Error> {
         priorities: take.records("priorities", MAX_PRIORITIES, |r| r.text("name"))?,
         engines: take.records("engines", MAX_ENGINES, take_engine)?,
         classes: take.records("classes", MAX_CLASSES, take_class)?,
-        routes: take.records("routes", MAX_ROUTES, take_route)?,
+        routes: Arc::new(take.records("routes", MAX_ROUTES, take_route)?),
     })
 }
 

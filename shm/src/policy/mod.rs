@@ -10,6 +10,7 @@ mod encode;
 pub(crate) mod validate;
 
 use std::net::SocketAddr;
+use std::sync::Arc;
 
 pub use validate::{MAX_ADDRESSES, MAX_HEADERS, MAX_PROFILE_POINTS, WEIGHT_TOLERANCE};
 
@@ -34,8 +35,9 @@ pub struct Policy {
     pub engines: Vec<Engine>,
     /// Classes by rising slot number.
     pub classes: Vec<Class>,
-    /// Routes in match order: of those whose conditions hold, the first wins.
-    pub routes: Vec<Route>,
+    /// Routes in match order: of those whose conditions hold, the first wins. Shared, because there
+    /// may be thousands, and frontends and policies in a row mostly have the same.
+    pub routes: Arc<Vec<Route>>,
 }
 
 /// One engine as this frontend reaches it.
@@ -194,7 +196,7 @@ pub enum Mode {
 }
 
 /// What a request must look like to belong to a class.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Route {
     /// Name, for people and metrics.
     pub name: String,

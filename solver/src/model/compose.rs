@@ -5,14 +5,13 @@
 //! spare capacity and distance, admitted rates by what is shed.
 
 mod common;
+mod routes;
 mod table;
 
 use std::net::SocketAddr;
 
 use pointsman_shm::id::{EngineSlot, Generation, MAX_STANDBY, PairNumber};
-use pointsman_shm::policy::{
-    Class, Eligible, Engine, PlannedState, Policy, ProfilePoint, Route, Standby,
-};
+use pointsman_shm::policy::{Class, Eligible, Engine, PlannedState, Policy, ProfilePoint, Standby};
 
 use super::block_load::Hot;
 use super::network::network_ms;
@@ -91,6 +90,11 @@ pub fn compose(
         }
     }
     engines.sort_by_key(|engine| engine.slot);
+    let routes = parts.common.routes.of(
+        topology,
+        places(topology, &classes),
+        standing.map(|policy| &policy.routes),
+    );
     Policy {
         version: heading.version,
         epoch: heading.epoch,
@@ -99,7 +103,7 @@ pub fn compose(
         hosts: heading.hosts,
         priorities: topology.priorities.iter().map(|p| p.name.clone()).collect(),
         engines,
-        routes: routes(topology, &classes),
+        routes,
         classes: classes.into_iter().map(|(_, class)| class).collect(),
     }
 }
@@ -123,30 +127,13 @@ fn reachable(parts: &Parts<'_>, frontend: FrontendId, engine: EngineId) -> bool 
     !parts.addresses[frontend.0 * parts.topology.engines.len() + engine.0].is_empty()
 }
 
-fn routes(topology: &Topology, classes: &[(ClassId, Class)]) -> Vec<Route> {
-    let mut numbers: Vec<Option<u16>> = vec![None; topology.classes.len()];
-    for (number, (id, _)) in classes.iter().enumerate() {
-        numbers[id.0] = u16::try_from(number).ok();
+/// Positions in the policy of classes that are in it.
+fn places(topology: &Topology, classes: &[(ClassId, Class)]) -> routes::Places {
+    let mut places = vec![None; topology.classes.len()];
+    for (place, (id, _)) in classes.iter().enumerate() {
+        places[id.0] = u16::try_from(place).ok();
     }
-    // There may be thousands, each pass: no list grows under them.
-    let mut routes = Vec::with_capacity(topology.routes.len());
-    let one = |route: &super::topology::Route| {
-        Some(Route {
-            name: route.name.clone(),
-            model: route.model.clone(),
-            adapter: route.adapter.clone(),
-            class: numbers[route.class.0]?,
-            endpoints: route.endpoints,
-            features: route.features,
-            body_bytes_min: route.body_bytes_min,
-            body_bytes_max: route.body_bytes_max,
-            headers: route.headers.clone(),
-            default_priority: route.default_priority,
-            listed: route.listed,
-        })
-    };
-    routes.extend(topology.routes.iter().filter_map(one));
-    routes
+    places
 }
 
 fn class(parts: &Parts<'_>, source: &SourcePlan, standing: Option<&Policy>) -> Option<Class> {

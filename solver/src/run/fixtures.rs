@@ -90,7 +90,7 @@ pub(crate) fn policy(topology: &Topology, demand_rps: f64) -> Policy {
         priorities: vec!["high".into(), "low".into()],
         engines: vec![engine()],
         classes: vec![class],
-        routes: vec![],
+        routes: vec![].into(),
     }
 }
 

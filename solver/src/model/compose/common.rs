@@ -8,6 +8,7 @@ use std::cell::OnceCell;
 
 use pointsman_shm::id::{ClassSlot, EngineSlot, Generation, PairNumber, stable_hash};
 
+use super::routes::Lists;
 use crate::model::plan::SourcePlan;
 use crate::model::registry::Registry;
 use crate::model::slots;
@@ -28,6 +29,8 @@ pub struct Common<'a> {
     pub(super) profiles: Vec<&'a Profile>,
     /// By class.
     names: Vec<Names<'a>>,
+    /// The lists of routes.
+    pub(super) routes: Lists,
     /// By class: the table that frontends without one begin with.
     bases: Vec<OnceCell<Vec<usize>>>,
 }
@@ -69,6 +72,7 @@ impl<'a> Common<'a> {
             speeds: topology.engine_ids().map(|e| speed(topology, e)).collect(),
             profiles: profiles(topology),
             names: topology.classes.iter().map(names).collect(),
+            routes: Lists::default(),
             bases: vec![OnceCell::new(); topology.classes.len()],
         }
     }
