@@ -90,7 +90,8 @@ pub struct Explanation {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Quality {
-    /// What solving again with one unit more or less says, to the last digit.
+    /// What solving again with one unit more or less says, to the last digit: the plan was shown
+    /// to be an optimum.
     Exact,
     /// As measured against that: [`USUAL_ERROR`], [`MOST_ERROR`].
     Estimate,

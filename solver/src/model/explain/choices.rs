@@ -52,15 +52,17 @@ fn choice(topology: &Topology, ground: &Ground, prices: &Prices, (s, i): (usize,
     let found = prices.sources[s].as_ref();
     let way = found.and_then(|f| f.ways.iter().position(|way| way.position == i));
     let way = found.zip(way);
-    // An engine with room charges what its price is; a full one what its last unit does, and the
-    // rest is what sending others away costs.
+    // An engine with room charges what its next unit does, or less; a full one what its last unit
+    // does, and the rest is what sending others away costs. So it is with one that is full where
+    // the plan would be an optimum.
+    let split = |charged_ms: Option<f64>| {
+        let slope_ms = prices.engine_more[e].min(charged_ms.unwrap_or(0.0));
+        let scarce = prices.engine_more[e] - slope_ms;
+        (arc.seconds * slope_ms, arc.seconds * scarce)
+    };
     let (slope_ms, capacity_ms) = match prices.short[e] {
-        Short::Nothing => (arc.seconds * prices.engine_more[e], 0.0),
-        Short::Compute => {
-            let slope_ms = prices.engine_more[e].min(margin.last_ms.unwrap_or(0.0));
-            let scarce = prices.engine_more[e] - slope_ms;
-            (arc.seconds * slope_ms, arc.seconds * scarce)
-        }
+        Short::Nothing => split(margin.next_ms),
+        Short::Compute => split(margin.last_ms),
         Short::Memory => {
             let compute_ms = arc.seconds * margin.next_ms.unwrap_or(0.0);
             (compute_ms, arc.kv_token_s * prices.engine_more[e].max(0.0))

@@ -1,15 +1,16 @@
 //! Prices of a plan, from what it would cost to change it by one unit.
 //!
 //! The graph of what can still be sent or taken back is walked twice: to the root, where a unit is
-//! served with room to spare or refused, and from it. At an optimum no cycle of that graph gains,
-//! so both walks end, and prices are exact. A plan that was put together from many programs is near
-//! an optimum and at none: some cycle gains a little, again and again, and what it gains is no
-//! price. Then what is short at an engine has the price of programs that are true at the plan
-//! (`optimise::worth`), an engine with room costs what its planned load says, and how far requests
-//! stand from the cheapest choice at that is told beside. Work is the true work of each request on
-//! each engine, so that nothing here depends on the method.
+//! served with room to spare or refused, and from it. At an optimum no cycle of that graph gains:
+//! both walks end, one unit more costs no less than one unit less saves, and prices are exact. A
+//! plan that was put together from many programs is near an optimum and at none: some cycle gains a
+//! little, and what it gains is no price. Then engines have the prices of programs that are true at
+//! the plan (`optimise::worth`), and how far requests stand from the cheapest choice at these is
+//! told beside. The plan's own loads would say less: an engine that is full at the optimum may have
+//! a little room in a plan that is a ten-thousandth dearer, and would cost nothing. Work is the true
+//! work of each request on each engine, so that nothing here depends on the method.
 
-use super::ways::{Source, sources};
+use super::ways::{Source, Way, sources};
 use crate::model::optimise::{Margins, Solution, Worth, margins, worth};
 use crate::model::problem::Problem;
 
@@ -24,6 +25,8 @@ const AGREE: f64 = 1e-4;
 const ROUNDS: usize = 64;
 /// Changes of a price below this part of the dearest cost are rounding.
 const SAME: f64 = 1e-10;
+/// Gains of one more and one less together below this part of the dearest cost are, too.
+const NO_GAIN: f64 = 1e-8;
 /// What is short at an engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Short {
@@ -40,7 +43,7 @@ pub(super) enum Short {
 pub(super) enum Depth {
     /// All.
     Full,
-    /// None: what is short has the price of programs.
+    /// None: engines have the prices of programs.
     Programs,
     /// One, where no program could be solved.
     One,
@@ -77,6 +80,8 @@ struct Walks<'a> {
     short: &'a [Short],
     /// Smaller changes are none.
     same: f64,
+    /// The dearest way, milliseconds.
+    dearest: f64,
 }
 
 /// The prices of a plan.
@@ -102,12 +107,13 @@ pub(super) fn prices(problem: &Problem, solution: &Solution) -> Prices {
     view.prices(to, from, depth, off_ms)
 }
 
-/// Prices by all exchanges, if both walks end.
+/// Prices by all exchanges, if both walks end and nothing gains by way of the root.
 fn walked(problem: &Problem, solution: &Solution, near: f64) -> Option<Prices> {
     let view = View::new(problem, solution, near);
     let walks = view.walks();
     let (to, from) = (walks.to_root(ROUNDS), walks.of_root(ROUNDS));
-    (to.2 && from.2).then(|| view.prices(to, from, Depth::Full, (0.0, 0.0)))
+    let optimal = to.2 && from.2 && !walks.gains(&to, &from);
+    optimal.then(|| view.prices(to, from, Depth::Full, (0.0, 0.0)))
 }
 
 /// What one walk found: by source, by engine, and whether it ended.
@@ -152,23 +158,21 @@ impl View {
             margins: &self.margins,
             short: &self.short,
             same: SAME * self.dearest,
+            dearest: self.dearest,
         }
     }
 
-    /// Prices where full engines have those of programs, and the others what their load says.
+    /// Prices where engines have those of programs.
     fn by_programs(&self, worth: &Worth) -> (Walked, Walked) {
-        let walks = self.walks();
         let (mut more, mut less): (Vec<f64>, Vec<f64>) = (Vec::new(), Vec::new());
         for (e, short) in self.short.iter().enumerate() {
             let margin = &self.margins.engines[e];
             let last = margin.last_ms.unwrap_or(0.0);
             let (up, down) = match short {
                 Short::Nothing => {
-                    let next = walks.next(e);
-                    let within = |ms: f64| ms.max(last).min(next);
                     let work = worth.work[e];
-                    let down = margin.last_ms.map(|_| -within(work.less_ms));
-                    (within(work.more_ms), down.unwrap_or(walks.last(e)))
+                    let down = margin.last_ms.map_or(f64::INFINITY, |_| -work.less_ms);
+                    (work.more_ms, down)
                 }
                 Short::Compute => {
                     let work = worth.work[e];
@@ -295,6 +299,21 @@ impl Walks<'_> {
             }
         }
         (less, engine, false)
+    }
+
+    /// Whether one unit that comes from the root and goes back to it gains. Neither walk sees that:
+    /// each passes the root once, at its end or at its begin. Where nothing gains, prices of one
+    /// more hold the plan together as it is: it is an optimum.
+    fn gains(&self, more: &Walked, less: &Walked) -> bool {
+        let most = NO_GAIN * self.dearest;
+        let gains = |back_and_forth_ms: f64| back_and_forth_ms < -most;
+        (self.sources.iter().enumerate()).any(|(s, source)| {
+            source.as_ref().is_some_and(|source| {
+                let at_engine = |way: &Way| way.uses * (more.1[way.engine] + less.1[way.engine]);
+                let mut ways = source.ways.iter().filter(|way| way.uses > 0.0);
+                gains(more.0[s] + less.0[s]) || ways.any(|way| gains(at_engine(way)))
+            })
+        })
     }
 
     /// The next unit of what is short at an engine, with nobody sent away for it.

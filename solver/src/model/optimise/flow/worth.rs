@@ -15,11 +15,14 @@ use crate::model::optimise::lp::caught;
 use crate::model::optimise::network::{self, EngineSide, Scaled, Solved};
 use crate::model::optimise::{Solution, Status};
 use crate::model::problem::Problem;
+use crate::model::segments::Segment;
 
 /// Programs that are solved, and how many of the first are not in the mean.
 const ROUNDS: (usize, usize) = (12, 4);
 /// A price above this is that of what cannot be reached.
 const FAR: i64 = i64::MAX / 8;
+/// Part of an engine that rounding may take.
+const ROUNDING: f64 = 1e-9;
 
 /// A price from both sides: of one unit more, and of one unit less.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -89,19 +92,29 @@ fn rounds(problem: &Problem, solution: &Solution) -> Result<Worth, Status> {
 /// By engine: an engine-second from both sides.
 fn both(engines: &[EngineSide], scaled: &Scaled, solved: &Solved) -> Vec<Sides> {
     let prices = network::prices(&scaled.instance, solved);
-    let one = |e: usize| {
-        let ms = |price: i64| scaled.price_ms(price, 1.0) / engines[e].work;
-        let last = scaled.instance.engines[e]
-            .last()
-            .map_or(0, |rung| rung.cost);
+    let one = |(e, side): (usize, &EngineSide)| {
+        let ms = |price: i64| scaled.price_ms(price, 1.0) / side.work;
         let more = prices.at_engine[e];
-        let less = last + prices.capacity_more[e].unwrap_or(0).min(FAR);
+        let less = prices.from_engine[e].unwrap_or(0);
+        let more_ms = ms(if more < FAR { more } else { less });
+        let load = solved.load[e] as f64 / scaled.units.flow * side.work;
         Sides {
-            more_ms: ms(if more < FAR { more } else { less }),
+            more_ms: next_ms(&side.pieces, load).map_or(more_ms, |next| next.min(more_ms)),
             less_ms: ms(less),
         }
     };
-    (0..engines.len()).map(one).collect()
+    engines.iter().enumerate().map(one).collect()
+}
+
+/// What the next engine-second costs by an engine's pieces, if it has room. In integers it ends
+/// where it takes all that there is, and would look full.
+fn next_ms(pieces: &[Segment], load: f64) -> Option<f64> {
+    let mut border = 0.0;
+    let beyond = |piece: &&Segment| {
+        border += piece.width;
+        load < border * (1.0 - ROUNDING)
+    };
+    pieces.iter().find(beyond).map(|piece| piece.slope)
 }
 
 impl Worth {

@@ -22,6 +22,8 @@ pub struct Prices {
     /// By engine: what a unit sent to it now pays there and beyond, the delay it brings to others
     /// included.
     pub at_engine: Vec<i64>,
+    /// By engine: what a unit less of its load saves there and beyond; `None` without load.
+    pub from_engine: Vec<Option<i64>>,
 }
 
 impl Prices {
@@ -90,6 +92,9 @@ pub fn prices(instance: &Instance, solved: &Solved) -> Prices {
         capacity_more: engines.clone().map(more).collect(),
         capacity_less: engines.map(less).collect(),
         at_engine: to_engine,
+        from_engine: (from_engine.iter().zip(&solved.load))
+            .map(|(from, load)| (*load > 0).then_some(-from))
+            .collect(),
     }
 }
 

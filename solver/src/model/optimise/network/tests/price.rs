@@ -38,6 +38,11 @@ fn prices_equal_finite_differences() {
                     i.engines[e][last].width += 1
                 });
             }
+            if let Some(less) = found.from_engine[e] {
+                differs(format!("engine {e} one free"), -less, &|i| {
+                    i.engines[e].insert(0, rung(1, 0));
+                });
+            }
             if let Some(less) = found.capacity_less[e] {
                 differs(format!("engine {e} less"), less, &|i| {
                     i.engines[e][last].width -= 1
