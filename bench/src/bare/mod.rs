@@ -6,7 +6,7 @@
 //! each, with every byte of a token known beforehand but its stamp and its number; and the client
 //! compares every byte that comes back with what the engine must have sent.
 //!
-//! [`words`] is what passes between them, [`turn`] the loop's waiting, [`wire`] a socket's bytes.
+//! `words` is what passes between them, `turn` the loop's waiting, `wire` a socket's bytes.
 
 pub mod engine;
 pub mod load;

@@ -7,8 +7,8 @@
 //! noticed by the next write to it, and an engine that closes a connection it had promised to keep
 //! is a failure the client sees: to know better is the product's work.
 //!
-//! [`from_http1`] takes requests of HTTP/1.1 and [`from_http2`] of HTTP/2; [`engine1`] and
-//! [`engine2`] are the connections to the engine, [`line`] the bytes of an HTTP/2 connection.
+//! `from_http1` takes requests of HTTP/1.1 and `from_http2` of HTTP/2; `engine1` and
+//! `engine2` are the connections to the engine, `line` the bytes of an HTTP/2 connection.
 
 use std::future::Future;
 use std::io;

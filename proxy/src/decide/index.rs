@@ -4,7 +4,7 @@
 //! engine it names in one place. So tables here hold positions in the class's list of candidates,
 //! and a candidate holds what an accepted choice looks at in eight bytes: a look-up touches one line
 //! of the table, one of the candidates and one of the guard words. What only a refusal or a doubt
-//! asks for stands apart, in [`Particulars`].
+//! asks for stands apart, in its particulars.
 //!
 //! A publication moves a few slots and leaves the engines as they are. So an index shares with the
 //! one before whatever of its candidates is the same: after a publication a shard finds them where

@@ -5,7 +5,7 @@
 //! cost is the kernel's: a write for each token over HTTP/1.1, and over HTTP/2 one for all tokens
 //! that a connection has in one turn.
 //!
-//! [`server`] is the loop, [`connection`] one client's bytes, [`play`] the answers in time.
+//! `server` is the loop, `connection` one client's bytes, `play` the answers in time.
 
 use std::net::SocketAddr;
 

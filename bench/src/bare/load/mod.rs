@@ -5,8 +5,8 @@
 //! (`words`), and what it gets back must be that engine's bytes to the last one, whatever stands in
 //! between.
 //!
-//! [`drive`] is the loop, [`link`] a connection, [`exchange`] a request and its answer, [`tally`]
-//! what is counted; [`leave`] is the mode that cancels.
+//! `drive` is the loop, `link` a connection, `exchange` a request and its answer, `tally`
+//! what is counted; `leave` is the mode that cancels.
 
 use std::net::SocketAddr;
 
