@@ -211,8 +211,8 @@ impl Attempt {
                 answer,
                 begun_ns,
             }),
-            // A connection with many requests breaks under all of them at once, and is no proof that
-            // none was begun on, so this is no replay; only one that was idle may be.
+            // A connection that breaks under requests is no proof that none was begun on, so this is
+            // no replay; only of one that was idle, and silent since, may it be.
             Err(no_answer) => {
                 let connection = connection_of(matches!(no_answer, NoAnswer::Unheard));
                 Err(not_opened(no_answer, connection, client))

@@ -34,6 +34,8 @@ pub(crate) struct EngineConn2 {
     rules: Rules,
     in_use: Cell<usize>,
     opened: Cell<u64>,
+    /// Requests opened and bytes heard when it was last idle.
+    busy_from: Cell<(u64, u64)>,
     retired: Cell<bool>,
     /// It is to end now, whatever runs on it.
     broken: Cell<bool>,
@@ -129,6 +131,7 @@ impl EngineConn2 {
             rules,
             in_use: Cell::new(0),
             opened: Cell::new(0),
+            busy_from: Cell::default(),
             retired: Cell::new(false),
             broken: Cell::new(false),
             begun_ns: now_ns,
@@ -176,6 +179,9 @@ impl EngineConn2 {
     /// Takes room for one request; the caller has seen that there is some.
     pub(super) fn enter(&self) {
         debug_assert!(self.has_room(), "only where there is room");
+        if self.in_use.get() == 0 {
+            self.busy_from.set((self.opened.get(), self.heard_bytes()));
+        }
         self.in_use.set(self.in_use.get() + 1);
         self.opened.set(self.opened.get() + 1);
         if self.opened.get() >= self.rules.streams_in_all {
@@ -201,8 +207,15 @@ impl EngineConn2 {
         self.opened.get() > 1
     }
 
+    /// Whether it had carried requests before, lay idle, and nothing came since: if it ends so, its
+    /// engine closed an idle connection in the moment of its use, and heard none of those on it.
+    pub(super) fn is_unheard(&self) -> bool {
+        let (opened, heard_bytes) = self.busy_from.get();
+        opened > 0 && self.heard_bytes() == heard_bytes
+    }
+
     /// Bytes heard from the engine so far.
-    pub(super) fn heard_bytes(&self) -> u64 {
+    fn heard_bytes(&self) -> u64 {
         self.line.counts.heard_bytes()
     }
 

@@ -85,8 +85,6 @@ pub(crate) async fn exchange(
     } = asked;
     let conn = slot.conn();
     let mut sender = conn.sender().ok_or(NoAnswer::Refused)?;
-    let is_alone = conn.in_use() == 1;
-    let heard_before = conn.heard_bytes();
     let is_empty = body.framing() == RequestFraming::Sized(0) && body.trailers().is_empty();
     let opened = sender.send_request(request, is_empty);
     // Refused here: nothing was sent, and the connection takes no more.
@@ -139,12 +137,8 @@ pub(crate) async fn exchange(
                 return Ok((answer, reply));
             }
             Step::Head(Err(error)) => {
-                // As with a pooled connection of HTTP/1.1: an idle one may be closed by its engine
-                // in the moment of its use, and then the request was heard by nobody.
-                let is_unheard = error.is_io()
-                    && is_alone
-                    && slot.conn().is_reused()
-                    && slot.conn().heard_bytes() == heard_before;
+                // As with a pooled connection of HTTP/1.1.
+                let is_unheard = error.is_io() && slot.conn().is_unheard();
                 return Err(match failure(&error) {
                     Failure::Refused => NoAnswer::Refused,
                     Failure::Malformed => NoAnswer::BadHead,
