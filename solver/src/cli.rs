@@ -17,6 +17,7 @@ use self::what_if::Without;
 use crate::compare::Rule;
 use crate::error::Error;
 use crate::model::explain::Ground;
+use crate::model::optimise;
 use crate::model::plan::Plan;
 use crate::model::topology::Topology;
 use crate::model::what_if as model;
@@ -189,9 +190,10 @@ fn plan(args: &PlanArgs, out: &mut dyn Write) -> Result<(), Error> {
         &ground.engines,
         &ground.solution,
     );
+    let model_ms = optimise::model_ms(&ground.problem, &ground.solution);
     let text = match args.json {
-        true => report::json(&topology, &plan, &ground.engines),
-        false => report::table(&topology, &plan),
+        true => report::json(&topology, &plan, &ground.engines, model_ms),
+        false => report::table(&topology, &plan, model_ms),
     };
     write(out, &text)
 }

@@ -133,6 +133,14 @@ impl Solution {
     }
 }
 
+/// What the programs that a solution comes of say that it costs, milliseconds per second: load
+/// priced by convex pieces at the mix that was found, where `terms` has every request's own delay.
+#[must_use]
+pub fn model_ms(problem: &Problem, solution: &Solution) -> f64 {
+    let congestion_ms = curve::congestion_ms(problem, &solution.shares, &solution.utilisation);
+    solution.terms.total() - solution.terms.congestion + congestion_ms
+}
+
 /// Solves a problem.
 ///
 /// # Errors

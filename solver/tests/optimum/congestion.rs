@@ -1,6 +1,6 @@
 //! Congestion of unlike requests against brute force: true cost, as `evaluate` counts it.
 
-use pointsman_solver::model::optimise::evaluate;
+use pointsman_solver::model::optimise::{evaluate, model_ms};
 use pointsman_solver::model::problem::{Arc, Problem};
 use pointsman_solver::model::topology::Method;
 use rand::rngs::StdRng;
@@ -150,4 +150,23 @@ fn congestion_of_unlike_requests_is_within_two_percent_of_brute_force() {
         100.0 * worst[0],
         100.0 * worst[1]
     );
+}
+
+#[test]
+fn pieces_say_what_load_costs_or_a_little_more() {
+    let seed = 171;
+    let mut rng = StdRng::seed_from_u64(seed);
+    let mut most = 0.0_f64;
+    for case in 0..50 {
+        let problem = small(&mut rng, 2 + case % 2);
+        let what = format!("seed {seed}, case {case}");
+        let found = solved(&problem, Method::Network, &what);
+        let (model, cost) = (model_ms(&problem, &found), found.terms.total());
+        let over = (model - cost) / cost;
+        assert!((-1e-9..0.02).contains(&over), "{what}: {model} of {cost}");
+        most = most.max(over);
+    }
+    // They are chords of bent curves: somewhere they lie above.
+    assert!(most > 1e-6, "{most}");
+    println!("pieces: at most {:.4} % above the true cost", 100.0 * most);
 }

@@ -117,10 +117,35 @@ impl Curve {
         })
     }
 
+    /// What the pieces say that a load costs, milliseconds per second.
+    fn load_ms(&self, utilisation: f64) -> f64 {
+        let mut left = utilisation;
+        let mut sum = 0.0;
+        for piece in &self.pieces {
+            let taken = piece.width.min(left.max(0.0));
+            sum += taken * piece.slope;
+            left -= taken;
+        }
+        sum + left.max(0.0) * self.steepest()
+    }
+
     /// Steepest piece, per utilisation.
     pub(super) fn steepest(&self) -> f64 {
         self.pieces.last().map_or(0.0, |p| p.slope)
     }
+}
+
+/// What programs at the mix of shares say that load costs there, milliseconds per second.
+pub(super) fn congestion_ms(problem: &Problem, shares: &[Vec<f64>], utilisation: &[f64]) -> f64 {
+    let curves = Curve::all(problem, Some(shares));
+    let loads = curves.iter().zip(utilisation);
+    let by_load: f64 = loads.map(|(curve, load)| curve.load_ms(*load)).sum();
+    let rest = |(source, shares): (&Source, &Vec<f64>)| -> f64 {
+        let used = source.arcs.iter().zip(shares).filter(|(_, x)| **x > 0.0);
+        let rest: f64 = used.map(|(a, x)| x * curves[a.engine.0].rest_ms(a)).sum();
+        source.demand() * rest
+    };
+    by_load + problem.sources.iter().zip(shares).map(rest).sum::<f64>()
 }
 
 /// One arc's part in an engine's load.
