@@ -10,6 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use pointsman_shm::policy::Policy;
+use pointsman_tests::both_drivers;
 use pointsman_tests::client::{CHAT, Client, post, post_with};
 use pointsman_tests::engine::Engine;
 use pointsman_tests::folder::Folder;
@@ -22,6 +23,14 @@ use pointsman_tests::wait::{LONG, SOON, eventually};
 
 const SIGHUP: i32 = 1;
 const NAMES: [&str; 4] = ["E1", "E2", "E3", "E4"];
+
+both_drivers!(
+    half_the_engines_unscrapable_hold_the_weights_and_fail_no_request,
+    an_emptied_or_broken_topology_changes_nothing_under_load,
+    zeroed_pages_of_demand_hold_the_weights_and_fail_no_request,
+    a_killed_solver_keeps_a_drain_and_every_slot,
+    a_hot_key_is_found_from_signal_pages_and_named,
+);
 
 /// An engine that can be made deaf to probes and scrapes while it serves.
 struct Served {
@@ -92,12 +101,12 @@ fn topology(engines: &[Served], names: &[&str], settings: &str) -> String {
 }
 
 impl World {
-    fn start(settings: &'static str) -> Self {
+    fn start(driver: Driver, settings: &'static str) -> Self {
         let folder = Folder::new();
         let engines: Vec<Served> = NAMES.iter().map(|name| Served::start(name)).collect();
         let solver = Solver::start(&folder, &topology(&engines, &NAMES, settings));
         let _ = await_policy(&folder, FRONTEND);
-        let proxy = Proxy::without_policy(folder, Driver::Epoll, "");
+        let proxy = Proxy::without_policy(folder, driver, "");
         proxy.await_ready();
         let world = Self {
             engines,
@@ -213,9 +222,8 @@ fn status(solver: &Solver) -> serde_json::Value {
     pointsman_tests::client::get(solver.admin, "/status").json()
 }
 
-#[test]
-fn half_the_engines_unscrapable_hold_the_weights_and_fail_no_request() {
-    let world = World::start("demand = \"configured\"");
+fn half_the_engines_unscrapable_hold_the_weights_and_fail_no_request(driver: Driver) {
+    let world = World::start(driver, "demand = \"configured\"");
     let held = |world: &World| world.metric("gate_holding", &[("reason", "engines_vanished")]);
     let sent = world.under_load(|| {
         // The gate believes proxies only that lately succeeded.
@@ -266,9 +274,8 @@ fn half_the_engines_unscrapable_hold_the_weights_and_fail_no_request() {
         .await_metric("pointsman_proxy_retries_total", &[], 0.0);
 }
 
-#[test]
-fn an_emptied_or_broken_topology_changes_nothing_under_load() {
-    let world = World::start("demand = \"configured\"");
+fn an_emptied_or_broken_topology_changes_nothing_under_load(driver: Driver) {
+    let world = World::start(driver, "demand = \"configured\"");
     let folder = world.proxy.folder();
     let full = topology(&world.engines, &NAMES, world.settings);
     let refused = || world.metric("topology_reloads_total", &[("outcome", "refused")]);
@@ -312,9 +319,8 @@ fn an_emptied_or_broken_topology_changes_nothing_under_load() {
     println!("{sent} requests, none failed");
 }
 
-#[test]
-fn zeroed_pages_of_demand_hold_the_weights_and_fail_no_request() {
-    let world = World::start("demand = \"signals\"\ndemand_average_s = 2");
+fn zeroed_pages_of_demand_hold_the_weights_and_fail_no_request(driver: Driver) {
+    let world = World::start(driver, "demand = \"signals\"\ndemand_average_s = 2");
     let folder = world.proxy.folder().region_dir(FRONTEND).join("signals");
     let page = std::fs::read_dir(folder)
         .unwrap()
@@ -353,9 +359,8 @@ fn zeroed_pages_of_demand_hold_the_weights_and_fail_no_request() {
     println!("{sent} requests, none failed");
 }
 
-#[test]
-fn a_killed_solver_keeps_a_drain_and_every_slot() {
-    let mut world = World::start("demand = \"configured\"\npublish_max_age_s = 0.5");
+fn a_killed_solver_keeps_a_drain_and_every_slot(driver: Driver) {
+    let mut world = World::start(driver, "demand = \"configured\"\npublish_max_age_s = 0.5");
     let said = world.command(&["drain", "E1", "--reason", "a bad disk"]);
     assert!(said.code == 0, "{}", said.stderr);
     world.adopted();
@@ -398,7 +403,11 @@ fn a_killed_solver_keeps_a_drain_and_every_slot() {
 
 #[test]
 fn a_restart_without_orders_moves_no_slot() {
-    let mut world = World::start("demand = \"configured\"\npublish_max_age_s = 0.5");
+    // The solver alone is at work here: the driver does not matter.
+    let mut world = World::start(
+        Driver::Epoll,
+        "demand = \"configured\"\npublish_max_age_s = 0.5",
+    );
     // Steps bring the weights to rest first.
     let mut last = (world.table(), world.policy().version);
     eventually(SOON, "a table at rest", || {
@@ -418,9 +427,8 @@ fn a_restart_without_orders_moves_no_slot() {
     }
 }
 
-#[test]
-fn a_hot_key_is_found_from_signal_pages_and_named() {
-    let world = World::start("demand = \"configured\"");
+fn a_hot_key_is_found_from_signal_pages_and_named(driver: Driver) {
+    let world = World::start(driver, "demand = \"configured\"");
     let address = world.proxy.address;
     let ask = |client: &mut Client, fields: &str, number: usize| {
         client.send(post_with(CHAT, fields, conversation(number)));
