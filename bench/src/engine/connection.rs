@@ -49,8 +49,8 @@ pub(super) async fn serve(engine: Rc<Engine>, stream: TcpStream) {
     };
     match (speaks_http2, http) {
         (true, Http::Both | Http::H2) => http2::serve(engine, stream).await,
-        (false, Http::Both | Http::H1) => serve_http1(engine, stream).await,
-        (true, Http::H1) | (false, Http::H2) => {}
+        (false, Http::Both) | (_, Http::H1) => serve_http1(engine, stream).await,
+        (false, Http::H2) => {}
     }
 }
 

@@ -264,7 +264,8 @@ fn only_exact_paths_and_known_models_are_served() {
             "{method} {path}: {answer}"
         );
     }
-    let mut preface = TcpStream::connect(engine.address).unwrap();
+    let old = Engine::start(&["--http", "h1"]);
+    let mut preface = TcpStream::connect(old.address).unwrap();
     preface
         .write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n")
         .unwrap();

@@ -54,12 +54,18 @@ fn a_quick_run_measures_everything() {
             "method",
             "moved_ms",
             "size",
+            "tick_ms",
             "warm_ms",
         ];
         assert_eq!(keys, expected);
         let figure = |key: &str| row[key].as_f64().unwrap_or_else(|| panic!("{key}: {row}"));
         for key in ["cold_ms", "warm_ms", "lost_ms", "moved_ms"] {
             assert!(figure(key) > 0.0, "{row}");
+        }
+        // General programs are not asked for a whole pass.
+        match row["method"].as_str() {
+            Some("network") => assert!(figure("tick_ms") > 0.0, "{row}"),
+            _ => assert!(row["tick_ms"].is_null(), "{row}"),
         }
         assert!(figure("gap").abs() < 1e-6, "{row}");
         assert!(figure("memory_mib") >= 0.0, "{row}");
