@@ -16,9 +16,11 @@ import numpy as np
 from scipy.optimize import linprog
 from scipy.sparse import csr_matrix
 
-# Widest step of the grid over utilisation; steps from safe to hard capacity; pieces of a shed
-# price, and how much dearer the last is than the first.
+# Widest step of the grid over utilisation; width and number, to each side, of those around the load
+# that stands; steps from safe to hard capacity; pieces of a shed price, and how much dearer the last
+# is than the first.
 STEP = 1 / 32
+FINE, FINE_STEPS = 1 / 256, 8
 OVER_SAFE_STEPS = 10
 SHED_PIECES = 5
 SHED_SPREAD = 1.1
@@ -54,7 +56,17 @@ def grid(borders):
     return fine
 
 
-def pieces(engine):
+def standing(problem):
+    """By engine: engine-seconds that the weights that stand bring today."""
+    loads = [0.0] * len(problem["engines"])
+    for source in problem["sources"]:
+        if source["previous"] is not None:
+            for (engine, _, seconds), weight in zip(source["arcs"], source["previous"]):
+                loads[engine] += source["rps"] * weight * seconds
+    return loads
+
+
+def pieces(engine, stands):
     """The lower convex hull of cost over load: (engine-seconds, milliseconds for each)."""
     points = engine["delay_ms_per_work"]
     # One that can do nothing, or that nobody may use.
@@ -63,6 +75,10 @@ def pieces(engine):
     step = (1 - engine["headroom"]) / OVER_SAFE_STEPS
     borders = [p[0] for p in points]
     borders += [engine["headroom"] + step * j for j in range(OVER_SAFE_STEPS)]
+    if stands > 0:
+        steps = range(-FINE_STEPS, FINE_STEPS + 1)
+        fine = [stands / engine["capacity"] + FINE * j for j in steps]
+        borders += [u for u in fine if all(abs(u - b) > FINE / 4 for b in borders)]
     hull = []
     for u in grid(borders):
         load = u * engine["capacity"]
@@ -175,7 +191,7 @@ def main():
     with open(sys.argv[1], encoding="utf-8") as lines:
         for line in lines:
             problem = json.loads(line)
-            ladders = [pieces(engine) for engine in problem["engines"]]
+            ladders = [pieces(*pair) for pair in zip(problem["engines"], standing(problem))]
             started = time.monotonic()
             expected = optimum(problem, ladders)
             took = time.monotonic() - started
