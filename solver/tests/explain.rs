@@ -558,3 +558,32 @@ fn a_running_solver_explains_itself_and_what_it_recorded() {
     assert!((refused - 0.2).abs() < 1e-6, "{refused}");
     assert_eq!(best["shed_ratio"], 0.0);
 }
+
+#[test]
+fn a_misfit_that_gains_nothing_is_told_from_a_bound_of_the_topology() {
+    let topology = Topology::parse("talk.toml", TALK).unwrap();
+    for (is_misfit, kind, words) in [
+        (true, LimitKind::Misfit, "gains no share"),
+        (false, LimitKind::MaxShare, "has its max_share"),
+    ] {
+        let mut ground = solve(&topology, &described(&topology)).unwrap();
+        // A sends all its requests to its own engine, which is next to it.
+        match is_misfit {
+            true => ground.problem.sources[0].arcs[0].most = Some(0.5),
+            false => ground.problem.engines[0].max_share = Some(0.5),
+        }
+        ground.solution = optimise(&ground.problem).unwrap();
+        let why = explain(&topology, &ground, &Wanted::default()).unwrap();
+        let limits = why.sources.iter().flat_map(|s| &s.limits);
+        let kinds: Vec<LimitKind> = limits.map(|limit| limit.kind).collect();
+        assert!(kinds.contains(&kind), "{kinds:?}");
+        let said: Vec<&str> = why
+            .sources
+            .iter()
+            .flat_map(|s| &s.words)
+            .map(String::as_str)
+            .collect();
+        let said = said.join("\n");
+        assert!(said.contains(words), "{said}");
+    }
+}

@@ -245,6 +245,8 @@ pub enum LimitKind {
     MaxStep,
     /// What share an engine is to get.
     MaxShare,
+    /// An engine that answers unlike its profile gains no share.
+    Misfit,
     /// What share a region is to get.
     RegionShare,
     /// Weights that somebody set.

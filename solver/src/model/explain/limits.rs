@@ -60,8 +60,16 @@ pub(super) fn of_source(
         };
         let saves = source.loosened(both, own);
         let name = topology.engines[way.engine].name.clone();
+        let arc = &ground.problem.sources[s].arcs[way.position];
+        let by_topology = ground.problem.engines[way.engine].max_share;
+        let is_misfit = arc
+            .most
+            .is_some_and(|most| by_topology.is_none_or(|m| most < m));
         limits.push(limit(
-            LimitKind::MaxShare,
+            match is_misfit {
+                true => LimitKind::Misfit,
+                false => LimitKind::MaxShare,
+            },
             Some(name),
             saves,
             "request/s there",

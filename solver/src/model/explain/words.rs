@@ -121,6 +121,9 @@ fn limit(limit: &Limit) -> Option<String> {
         LimitKind::MaxShare => {
             format!("{of} has its max_share: one more there would save {saves} ms")
         }
+        LimitKind::Misfit => format!(
+            "{of} answers unlike its profile and gains no share: one more there would save {saves} ms"
+        ),
         LimitKind::RegionShare => {
             format!("region {of} has its max_share: one more there would save {saves} ms")
         }
