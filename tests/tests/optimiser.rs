@@ -2,6 +2,10 @@
 //! that must not notice.
 
 #![expect(clippy::unwrap_used, reason = "a test may end at any surprise")]
+#![expect(
+    clippy::print_stdout,
+    reason = "what was sent and found stands beside the verdict"
+)]
 
 use std::collections::BTreeMap;
 use std::os::unix::fs::FileExt as _;
