@@ -14,7 +14,7 @@ const WATCHDOG: Duration = Duration::from_secs(60);
 /// An answer as it came.
 #[derive(Clone, Debug)]
 pub struct Message2 {
-    /// Its status.
+    /// Its status; 0 where its stream was reset before a head came.
     pub status: u16,
     /// Its fields.
     pub headers: HeaderMap,
@@ -29,7 +29,7 @@ pub struct Message2 {
 /// Posts `body` to `path` with these further fields, and `trailers` behind it. No length is stated.
 ///
 /// # Panics
-/// When no head comes back.
+/// When neither a head nor a reset comes back.
 #[must_use]
 pub fn post2(
     address: SocketAddr,
@@ -73,7 +73,20 @@ async fn asked(
     if let Some(trailers) = trailers {
         upload.send_trailers(trailers)?;
     }
-    let (parts, mut receive) = response.await?.into_parts();
+    let (parts, mut receive) = match response.await {
+        Ok(response) => response.into_parts(),
+        // A head that was not written yet when its stream was reset is never written.
+        Err(error) if error.is_reset() => {
+            return Ok(Message2 {
+                status: 0,
+                headers: HeaderMap::new(),
+                body: Vec::new(),
+                trailers: None,
+                broken: error.reason(),
+            });
+        }
+        Err(error) => return Err(error),
+    };
     let mut message = Message2 {
         status: parts.status.as_u16(),
         headers: parts.headers,
