@@ -20,4 +20,6 @@ pub mod solve;
 pub mod stamp;
 pub mod stream;
 pub mod sys;
+#[cfg(test)]
+mod testing;
 pub mod world;

@@ -226,18 +226,10 @@ impl Settings {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use clap::Parser;
-
-    #[derive(Parser)]
-    struct Line {
-        #[command(flatten)]
-        args: Args,
-    }
+    use crate::testing::parsed;
 
     fn settings(line: &[&str]) -> anyhow::Result<Settings> {
-        Line::parse_from([&["engine"], line].concat())
-            .args
-            .settings()
+        parsed::<Args>([&["engine"], line].concat()).settings()
     }
 
     #[test]

@@ -253,17 +253,11 @@ fn drawn_seed() -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use clap::Parser;
-
-    #[derive(Parser)]
-    struct Line {
-        #[command(flatten)]
-        args: Args,
-    }
+    use crate::testing::parsed;
 
     fn args(line: &[&str]) -> Args {
         let fixed = ["profile", "--out", "f.csv", "--engine"];
-        Line::parse_from([&fixed[..], line].concat()).args
+        parsed([&fixed[..], line].concat())
     }
 
     #[test]

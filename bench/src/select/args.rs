@@ -160,18 +160,11 @@ impl Tables {
 
 #[cfg(test)]
 mod tests {
-    use clap::Parser;
-
     use super::*;
-
-    #[derive(Parser)]
-    struct Line {
-        #[command(flatten)]
-        args: Args,
-    }
+    use crate::testing::parsed;
 
     fn defaults() -> Args {
-        Line::parse_from(["select"]).args
+        parsed(["select"])
     }
 
     #[test]

@@ -184,19 +184,12 @@ impl std::fmt::Display for Size {
 
 #[cfg(test)]
 mod tests {
-    use clap::Parser;
-
     use super::*;
-
-    #[derive(Parser)]
-    struct Line {
-        #[command(flatten)]
-        args: Args,
-    }
+    use crate::testing::parsed;
 
     #[test]
     fn the_defaults_are_the_benchmark() {
-        let args = Line::parse_from(["solve"]).args;
+        let args = parsed::<Args>(["solve"]);
         args.check().unwrap();
         let sizes: Vec<String> = args.measured().iter().map(Size::to_string).collect();
         let expected = [
@@ -224,7 +217,7 @@ mod tests {
             refused("3,4000,100"),
             "\"3,4000,100\": 100000 pairs of class and engine; a policy holds 32768"
         );
-        let mut args = Line::parse_from(["solve"]).args;
+        let mut args = parsed::<Args>(["solve"]);
         args.rounds = 0;
         let error = args.check().unwrap_err().to_string();
         assert_eq!(error, "--rounds: 0 is not from 1 to 100");

@@ -168,19 +168,12 @@ fn chosen<T: Copy>(
 
 #[cfg(test)]
 mod tests {
-    use clap::Parser;
-
     use super::*;
-
-    #[derive(Parser)]
-    struct Line {
-        #[command(flatten)]
-        args: Args,
-    }
+    use crate::testing::parsed;
 
     fn args(words: &str) -> Args {
         let words = ["stream"].into_iter().chain(words.split_whitespace());
-        Line::try_parse_from(words).unwrap().args
+        parsed(words)
     }
 
     fn names(words: &str) -> Vec<&'static str> {

@@ -172,13 +172,7 @@ pub(super) fn ask(args: &Args) -> Ask {
 mod tests {
     use super::*;
     use crate::h2::hpack::{Decoder, Fields};
-    use clap::Parser;
-
-    #[derive(Parser)]
-    struct Line {
-        #[command(flatten)]
-        args: Args,
-    }
+    use crate::testing::parsed;
 
     #[test]
     fn both_versions_say_the_same() {
@@ -191,7 +185,7 @@ mod tests {
             "--header",
             "X-Key: k{key}",
         ];
-        let args = Line::parse_from(line).args;
+        let args = parsed(line);
         let mut requests = Requests::new(&args);
         let first = requests.next();
         assert_eq!(
