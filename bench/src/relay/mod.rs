@@ -18,8 +18,7 @@ use std::rc::Rc;
 use anyhow::{Context, bail};
 use clap::ValueEnum;
 use monoio::net::{ListenerOpts, TcpListener, TcpStream};
-use monoio::{IoUringDriver, LegacyDriver, RuntimeBuilder};
-use pointsman_proxy::driver::{Flags, RingPlan};
+use pointsman_proxy::{config, driver};
 
 mod body;
 mod engine1;
@@ -30,8 +29,6 @@ mod line;
 
 pub(crate) use body::send_all;
 
-/// Entries of the ring.
-const RING_ENTRIES: u32 = 1024;
 /// Connections the kernel holds that were not accepted yet.
 const BACKLOG: i32 = 4096;
 /// Bytes read at once from a connection of HTTP/1.1.
@@ -94,32 +91,19 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     if args.engine_streams == 0 {
         bail!("--engine-streams: must be at least 1");
     }
-    let mut plan = (args.io_driver != IoDriver::Epoll).then_some(RingPlan {
-        entries: RING_ENTRIES,
-        flags: Flags::SingleIssuer,
-    });
-    while let Some(ring) = plan {
-        match ring.probe() {
-            Ok(()) => {
-                let mut runtime = RuntimeBuilder::<IoUringDriver>::new()
-                    .with_entries(ring.entries)
-                    .uring_builder(ring.builder())
-                    .build()
-                    .context("cannot make a ring")?;
-                return runtime.block_on(serve(args.clone(), "io_uring"));
-            }
-            Err(error) => {
-                plan = ring.next_after(&error, RING_ENTRIES);
-                if plan.is_none() && args.io_driver == IoDriver::IoUring {
-                    return Err(error).context("--io-driver io_uring: it is refused here");
-                }
-            }
+    // The product's own runtime, down to the ring's flags: what it costs is in the floor too.
+    let (driver, mut runtime) = driver::runtime(args.io_driver.into()).context("--io-driver")?;
+    runtime.block_on(serve(args.clone(), driver.io_driver().name()))
+}
+
+impl From<IoDriver> for config::IoDriver {
+    fn from(wanted: IoDriver) -> Self {
+        match wanted {
+            IoDriver::Auto => Self::Auto,
+            IoDriver::IoUring => Self::IoUring,
+            IoDriver::Epoll => Self::Epoll,
         }
     }
-    let mut runtime = RuntimeBuilder::<LegacyDriver>::new()
-        .build()
-        .context("cannot start the epoll driver")?;
-    runtime.block_on(serve(args.clone(), "epoll"))
 }
 
 async fn serve(args: Args, io_driver: &str) -> anyhow::Result<()> {

@@ -17,17 +17,11 @@ use crate::config::IoDriver;
 
 pub use context::ShardContext;
 pub use ring::{Flags, RingPlan};
-pub use thread::Ended;
+pub use thread::{Ended, Runtime};
 
 pub(crate) use thread::panic_text;
 
 use thread::Worker;
-
-/// Entries of a ring at first; halved where the kernel lacks memory for it.
-const RING_ENTRIES: u32 = 1_024;
-/// Smallest ring, monoio's own minimum.
-const RING_ENTRIES_FLOOR: u32 = 256;
-const _: () = assert!(RING_ENTRIES >= RING_ENTRIES_FLOOR);
 
 /// What every shard runs on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -102,6 +96,30 @@ pub fn start(
     Ok(driver)
 }
 
+/// Builds on this thread what a shard would run on, for a program that serves beside shards and
+/// is to be compared with them.
+///
+/// # Errors
+/// When the wanted driver is refused.
+pub fn runtime(wanted: IoDriver) -> Result<(Driver, Runtime), DriverError> {
+    let mut runtime = None;
+    let driver = agree(wanted, |driver| {
+        // The old one goes first: it may hold the memory that the new one needs.
+        drop(runtime.take());
+        Ok(match thread::build(driver) {
+            Ok(built) => {
+                runtime = Some(built);
+                Attempt::Built
+            }
+            Err(source) => Attempt::Refused { shard: 0, source },
+        })
+    })?;
+    Ok((
+        driver,
+        runtime.expect("what was agreed on is what was built last"),
+    ))
+}
+
 /// What a try of one driver on all workers came to.
 enum Attempt {
     Built,
@@ -117,10 +135,7 @@ fn agree(
     wanted: IoDriver,
     mut build: impl FnMut(Driver) -> Result<Attempt, DriverError>,
 ) -> Result<Driver, DriverError> {
-    let mut plan = (wanted != IoDriver::Epoll).then_some(RingPlan {
-        entries: RING_ENTRIES,
-        flags: Flags::DeferTaskrun,
-    });
+    let mut plan = (wanted != IoDriver::Epoll).then(RingPlan::first);
     let mut refusal = None;
     while let Some(ring) = plan {
         match build(Driver::IoUring(ring))? {
@@ -131,7 +146,7 @@ fn agree(
                 return Ok(Driver::IoUring(ring));
             }
             Attempt::Refused { shard, source } => {
-                plan = ring.next_after(&source, RING_ENTRIES_FLOOR);
+                plan = ring.next_after(&source);
                 refusal = Some(describe(shard, ring, &source));
             }
         }
@@ -299,6 +314,15 @@ mod tests {
         let text = describe(2, plan, &Error::from_raw_os_error(libc::ENOMEM));
         assert!(text.contains("RLIMIT_MEMLOCK"), "{text}");
         assert!(text.starts_with("shard 2, ring of 256 entries: "), "{text}");
+    }
+
+    #[test]
+    fn a_runtime_is_of_the_driver_that_was_wanted_and_runs() {
+        for wanted in [IoDriver::Auto, IoDriver::Epoll] {
+            let (driver, mut runtime) = runtime(wanted).unwrap();
+            assert!(wanted == IoDriver::Auto || driver == Driver::Epoll);
+            assert_eq!(runtime.block_on(async { 7 }), 7);
+        }
     }
 
     #[test]

@@ -32,10 +32,24 @@ pub enum Flags {
     None,
 }
 
+/// Entries of a ring at first; halved where the kernel lacks memory for it.
+const ENTRIES: u32 = 1_024;
+/// Smallest ring, monoio's own minimum.
+const ENTRIES_FLOOR: u32 = 256;
+const _: () = assert!(ENTRIES >= ENTRIES_FLOOR);
 /// Entries of the ring that a probe makes and drops.
 const PROBE_ENTRIES: u32 = 4;
 
 impl RingPlan {
+    /// What to try before anything else.
+    #[must_use]
+    pub fn first() -> Self {
+        Self {
+            entries: ENTRIES,
+            flags: Flags::DeferTaskrun,
+        }
+    }
+
     /// The builder that monoio takes.
     #[must_use]
     pub fn builder(self) -> io_uring::Builder {
@@ -72,7 +86,7 @@ impl RingPlan {
 
     /// What to try after the kernel answered `error`; `None` when no ring will do.
     #[must_use]
-    pub fn next_after(self, error: &io::Error, floor_entries: u32) -> Option<Self> {
+    pub fn next_after(self, error: &io::Error) -> Option<Self> {
         match (error.raw_os_error(), self.flags) {
             (Some(libc::EINVAL), Flags::DeferTaskrun) => Some(Self {
                 flags: Flags::SingleIssuer,
@@ -86,7 +100,7 @@ impl RingPlan {
                 flags: Flags::None,
                 ..self
             }),
-            (Some(libc::ENOMEM), _) if self.entries / 2 >= floor_entries => Some(Self {
+            (Some(libc::ENOMEM), _) if self.entries / 2 >= ENTRIES_FLOOR => Some(Self {
                 entries: self.entries / 2,
                 ..self
             }),

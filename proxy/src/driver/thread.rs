@@ -46,7 +46,8 @@ enum Order {
     Run,
 }
 
-type Runtime = FusionRuntime<TimeDriver<IoUringDriver>, TimeDriver<LegacyDriver>>;
+/// What a shard's tasks run on.
+pub type Runtime = FusionRuntime<TimeDriver<IoUringDriver>, TimeDriver<LegacyDriver>>;
 
 // === impl Worker ===
 
@@ -149,7 +150,8 @@ fn run(
     }
 }
 
-fn build(driver: Driver) -> io::Result<Runtime> {
+/// Builds a driver on the calling thread.
+pub(super) fn build(driver: Driver) -> io::Result<Runtime> {
     match driver {
         Driver::IoUring(plan) => {
             plan.probe()?;
