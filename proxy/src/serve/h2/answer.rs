@@ -148,9 +148,14 @@ impl AnswerOut {
 
 impl Drop for AnswerOut {
     fn drop(&mut self) {
-        if self.holder.owed() > 0
-            && let Some(stream) = self.inner.get_mut().stream.take()
-        {
+        let Some(mut stream) = self.inner.get_mut().stream.take() else {
+            return;
+        };
+        if self.holder.is_given_up() {
+            // It may have been so by its own last write, which looked like any other: what of it
+            // waits inside `h2` counts nowhere any more, and is let go here.
+            stream.send_reset(Reason::CANCEL);
+        } else if self.holder.owed() > 0 {
             self.tails.add(stream, Rc::clone(&self.holder));
         }
     }

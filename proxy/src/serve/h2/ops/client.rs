@@ -272,3 +272,69 @@ impl Story {
         true
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::serve::h2::ops::on_a_runtime;
+
+    /// A connection of a client that takes all, with so many requests on it.
+    async fn asked(count: usize) -> (Rc<World>, Peer) {
+        let (socket, mut peer) = pair().await;
+        peer.greet();
+        peer.open_windows();
+        (0..count).for_each(|_| peer.ask(true));
+        peer.flush(usize::MAX);
+        let (world, connection) = begin(socket).await.unwrap();
+        monoio::spawn(drive(Rc::clone(&world), connection));
+        for _ in 0..LAST_TURNS {
+            if world.stories.borrow().len() == count {
+                break;
+            }
+            turn().await;
+        }
+        assert_eq!(world.stories.borrow().len(), count);
+        (world, peer)
+    }
+
+    impl World {
+        /// Answers the oldest request by one write, and its story is over.
+        fn answer_whole(&self, count: usize) {
+            let mut story = self.stories.borrow_mut().remove(0);
+            let mut sent = self.sent.borrow_mut();
+            let sent = sent.entry(story.stream).or_default();
+            assert!(story.send(count, 4, sent) && story.is_ended);
+        }
+    }
+
+    /// Turns until `count` streams have come to an end of either kind.
+    async fn await_ends(peer: &mut Peer, count: usize) {
+        for _ in 0..LAST_TURNS {
+            peer.read();
+            let ends = |got: &&super::super::peer::Got| got.is_ended || got.is_reset;
+            if peer.got.values().filter(ends).count() == count {
+                return;
+            }
+            turn().await;
+        }
+        panic!("streams without an end: {:?}", peer.got);
+    }
+
+    #[test]
+    fn what_its_own_last_write_gives_up_is_reset_and_the_rest_is_whole() {
+        on_a_runtime(async {
+            let (world, mut peer) = asked(2).await;
+            // Of equals the last gives up, which is the one that is just being written.
+            world.answer_whole(60_000);
+            world.answer_whole(60_000);
+            assert_eq!(world.budget.take_given_up(), 1);
+            await_ends(&mut peer, 2).await;
+            let (first, second) = (peer.got[&1], peer.got[&3]);
+            assert!(first.is_ended && !first.is_reset);
+            assert_eq!(first.data_bytes, 60_000);
+            assert!(second.is_reset && !second.is_ended);
+            assert_eq!(second.data_bytes, 0);
+            assert_eq!(world.budget.used(), 0);
+        });
+    }
+}

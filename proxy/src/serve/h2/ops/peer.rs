@@ -39,6 +39,7 @@ pub(super) struct Peer {
 pub(super) struct Got {
     pub(super) data_bytes: usize,
     pub(super) is_ended: bool,
+    pub(super) is_reset: bool,
 }
 
 impl Peer {
@@ -183,7 +184,20 @@ impl Peer {
                 got.is_ended = flags & END_STREAM != 0;
                 got.data_bytes += if kind == DATA { length } else { 0 };
             }
+            if kind == RST_STREAM {
+                self.got.entry(stream).or_default().is_reset = true;
+            }
         }
+    }
+
+    /// Lets our side send as much as it wants.
+    #[cfg(test)]
+    pub(super) fn open_windows(&mut self) {
+        const INITIAL_WINDOW: [u8; 2] = [0, 4];
+        let window = 1_u32 << 24;
+        let payload = [&INITIAL_WINDOW[..], &window.to_be_bytes()].concat();
+        self.frame(SETTINGS, 0, 0, &payload);
+        self.frame(WINDOW_UPDATE, 0, 0, &window.to_be_bytes());
     }
 
     fn frame(&mut self, kind: u8, flags: u8, stream: u32, payload: &[u8]) {
