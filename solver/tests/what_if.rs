@@ -315,6 +315,21 @@ fn a_loss_planned_from_the_plan_that_stands_costs_what_one_from_nothing_does() {
 }
 
 #[test]
+fn a_loss_is_planned_without_the_share_that_a_misfit_has() {
+    let topology = Topology::parse("t.toml", &std::fs::read_to_string(talk()).unwrap()).unwrap();
+    let mut ground = solve(&topology, &described(&topology)).unwrap();
+    let free = Fleet::new(&ground.problem, None).whole().unwrap();
+    let arcs = ground.problem.sources.iter_mut().flat_map(|s| &mut s.arcs);
+    for arc in arcs.filter(|arc| arc.engine == EngineId(1)) {
+        arc.most = Some(0.1);
+    }
+    let mut bound = Fleet::new(&ground.problem, None);
+    assert_eq!(bound.whole().unwrap(), free);
+    let lost = [EngineId(0)];
+    assert!((bound.without(&lost).unwrap().shed_ratio() - 0.28).abs() < 1e-6);
+}
+
+#[test]
 #[ignore = "prints times of a large fleet's losses"]
 fn times_of_each_loss_of_a_large_fleet() {
     let mut rng = StdRng::seed_from_u64(8);

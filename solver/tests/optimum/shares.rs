@@ -50,6 +50,31 @@ fn an_engine_and_a_region_get_no_more_than_their_share() {
 }
 
 #[test]
+fn a_misfit_gets_more_than_it_had_before_a_small_request_is_refused() {
+    // Work of a hundredth of the stated mix, and as cheap to refuse: 400 ms and 200 ms, which is
+    // less than to exceed a share. The misfit has a tenth, and the other engine no room for all.
+    let mut row = source(
+        0,
+        0,
+        [500.0, 500.0],
+        vec![arc(0, 1.0, 1e-4), arc(1, 5.0, 1e-4)],
+    );
+    row.shed_ms = vec![400.0, 200.0];
+    row.arcs[0].most = Some(0.1);
+    let mut small = problem(vec![flat()], vec![engine(1.0), engine(0.05)], vec![row]);
+    for stands in [None, Some(vec![0.1, 0.9])] {
+        small.sources[0].previous = stands;
+        for method in [Method::Network, Method::Lp] {
+            let found = solved(&small, method, "a misfit and a full engine");
+            let name = method.name();
+            assert_eq!(found.shed[0], [0.0, 0.0], "{name}");
+            assert!(found.shares[0][0] >= 0.5 - 1e-6, "{name}: {found:?}");
+            assert!(found.over_bounds_ms > 0.0, "{name}");
+        }
+    }
+}
+
+#[test]
 fn weights_that_stand_come_down_to_a_share_by_steps() {
     let mut problem = three(50.0);
     problem.sources[0].previous = Some(vec![1.0, 0.0, 0.0]);

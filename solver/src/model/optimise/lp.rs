@@ -301,10 +301,21 @@ impl<'a> Builder<'a> {
 pub(super) fn dearest(problem: &Problem, curves: &[Curve]) -> (f64, f64) {
     let mut dearest: f64 = 0.0;
     let mut factor: f64 = 1.0;
-    let bounded = problem.engines.iter().map(|e| e.max_share);
-    let bounded = bounded.chain(problem.region_most.iter().copied()).flatten();
+    let open = || {
+        problem
+            .sources
+            .iter()
+            .flat_map(|s| &s.arcs)
+            .filter(|a| a.open)
+    };
+    let is_bounded = problem.engines.iter().any(|e| e.max_share.is_some())
+        || problem.region_most.iter().any(Option::is_some)
+        || open().any(|a| a.most.is_some());
     // One request can be beyond the share of its engine and beyond that of its region.
-    let over_share_ms = 2.0 * bounded.map(|_| problem.over_share_ms).fold(0.0, f64::max);
+    let over_share_ms = match is_bounded {
+        true => 2.0 * problem.over_share_ms,
+        false => 0.0,
+    };
     for source in &problem.sources {
         let mut own: f64 = 0.0;
         for arc in source.arcs.iter().filter(|a| a.open) {

@@ -102,6 +102,7 @@ impl Fleet {
         for source in &mut free.sources {
             source.previous = None;
             source.fixed = None;
+            source.arcs.iter_mut().for_each(|arc| arc.most = None);
         }
         Self {
             free,
