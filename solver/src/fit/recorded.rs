@@ -14,8 +14,8 @@ use super::read::MOST_SAMPLES;
 use super::sample::Sample;
 use crate::error::Error;
 use crate::history::read::{self, Item, Walk};
-use crate::model::network::Measured;
-use crate::model::topology::{EngineId, FrontendId, Topology};
+use crate::model::network::{Measured, further_rounds};
+use crate::model::topology::{Class, EngineId, FrontendId, Topology};
 use crate::tick::{Inputs, Service};
 
 /// A window with fewer first tokens says nothing.
@@ -27,8 +27,9 @@ const BEHIND_SIGMA: f64 = 4.0;
 #[derive(Debug, Default)]
 struct Window {
     length_s: f64,
-    /// By frontend: what it measured.
-    seen: BTreeMap<FrontendId, Service>,
+    /// By frontend and further rounds of an upload: what it measured. Requests of unlike length are
+    /// as unlike on the way.
+    seen: BTreeMap<(FrontendId, u32), Service>,
     /// Attempts by model.
     models: BTreeMap<String, u64>,
     replicas: f64,
@@ -49,8 +50,17 @@ struct Part {
     closed: Vec<Closed>,
     /// Means of the looks at each round trip, milliseconds.
     trips: BTreeMap<(FrontendId, EngineId), Vec<f64>>,
-    /// Requests sent, and the sum of what sending took, microseconds.
-    uploads: BTreeMap<(FrontendId, EngineId), (u64, u64)>,
+    /// What was sent.
+    uploads: BTreeMap<(FrontendId, EngineId), Uploads>,
+}
+
+/// What one frontend sent to one engine.
+#[derive(Clone, Copy, Debug, Default)]
+struct Uploads {
+    /// Requests whose sending was measured, and the sum of what it took, microseconds.
+    measured: (u64, u64),
+    /// Attempts in the same time, and the further rounds of all of them.
+    rounds: (u64, u64),
 }
 
 /// Samples of windows of `window_s`, of the times that `frontend` measured, or all did.
@@ -126,9 +136,10 @@ impl Part {
             }
         }
         for (key, sent) in &inputs.witness.sent {
-            let sum = self.uploads.entry(*key).or_default();
-            sum.0 = sum.0.saturating_add(sent.uploads.0);
-            sum.1 = sum.1.saturating_add(sent.uploads.1);
+            add_pair(
+                &mut self.uploads.entry(*key).or_default().measured,
+                sent.uploads,
+            );
         }
         let mut lengths_s: BTreeMap<EngineId, f64> = BTreeMap::new();
         for ((frontend, class, engine), service) in &inputs.witness.served {
@@ -139,8 +150,15 @@ impl Part {
             };
             let longest_s = lengths_s.entry(*engine).or_default();
             *longest_s = longest_s.max(service.length_s);
+            let rounds = rounds(&self.topology, class, service);
+            let sent = inputs.witness.sent.get(&(*frontend, *engine));
+            if sent.is_some_and(|sent| sent.uploads.0 > 0) {
+                let uploads = self.uploads.entry((*frontend, *engine)).or_default();
+                let of_all = service.attempts.saturating_mul(rounds.into());
+                add_pair(&mut uploads.rounds, (service.attempts, of_all));
+            }
             let window = self.open.entry(*engine).or_default();
-            add(window.seen.entry(*frontend).or_default(), service);
+            add(window.seen.entry((*frontend, rounds)).or_default(), service);
             let route = class
                 .routes
                 .first()
@@ -202,11 +220,11 @@ impl Part {
         let replicas = (window.replicas / window.length_s).max(1.0);
         let mut all = Service::default();
         let (mut heard, mut ttft_ms) = (Service::default(), 0.0);
-        for (frontend, service) in &window.seen {
+        for ((frontend, rounds), service) in &window.seen {
             add(&mut all, service);
             if only.is_none_or(|only| only == *frontend) {
                 add(&mut heard, service);
-                let network_ms = self.network_ms(*frontend, *engine, service);
+                let network_ms = self.network_ms(*frontend, *engine, *rounds);
                 let sum_ms = service.first_tokens.1 as f64 / 1e3;
                 ttft_ms += sum_ms - service.first_tokens.0 as f64 * network_ms;
             }
@@ -238,34 +256,43 @@ impl Part {
         })
     }
 
-    /// What is the network's of a first token's time: as measured, else as described.
-    fn network_ms(&self, frontend: FrontendId, engine: EngineId, service: &Service) -> f64 {
+    /// What is the network's of a first token's time, for an upload of so many further rounds: as
+    /// measured, else as described.
+    fn network_ms(&self, frontend: FrontendId, engine: EngineId, rounds: u32) -> f64 {
         let measured = self.trips.get(&(frontend, engine));
         let median = measured.map(|looks| looks[(looks.len() - 1) / 2]);
         let rtt_ms = median.or_else(|| self.topology.rtt_ms(frontend, engine));
-        let told = service.answers.0.saturating_sub(service.answers.1).max(1);
-        let prompt_tokens = service.prompt_tokens.0 as f64 / told as f64;
-        let bytes = prompt_tokens * self.topology.settings.bytes_per_token.value();
-        let sent = self
-            .uploads
-            .get(&(frontend, engine))
-            .filter(|sent| sent.0 > 0);
+        let sent = self.uploads.get(&(frontend, engine));
+        let sent = sent.copied().unwrap_or_default();
+        let mean = |(count, sum): (u64, u64)| (count > 0).then(|| sum as f64 / count as f64);
         let measured = Measured {
-            upload_ms: sent.map(|(count, sum_us)| *sum_us as f64 / 1e3 / *count as f64),
+            upload_ms: mean(sent.measured).map(|us| us / 1e3),
+            mean_rounds: mean(sent.rounds).unwrap_or(0.0),
             ..Measured::default()
         };
-        measured.in_first_token_ms(rtt_ms.unwrap_or(0.0), bytes)
+        measured.in_first_token_ms(rtt_ms.unwrap_or(0.0), rounds)
     }
 }
 
-fn add(sum: &mut Service, more: &Service) {
-    let pair = |sum: &mut (u64, u64), more: (u64, u64)| {
-        *sum = (sum.0.saturating_add(more.0), sum.1.saturating_add(more.1));
+/// Further rounds of the upload of a mean request of a class: as long as engines said that its
+/// prompts are, else as described.
+fn rounds(topology: &Topology, class: &Class, service: &Service) -> u32 {
+    let prompt_tokens = match service.answers.0.saturating_sub(service.answers.1) {
+        0 => class.mix.prompt_tokens.value(),
+        told => service.prompt_tokens.0 as f64 / told as f64,
     };
+    further_rounds(prompt_tokens * topology.settings.bytes_per_token.value())
+}
+
+fn add(sum: &mut Service, more: &Service) {
     sum.attempts = sum.attempts.saturating_add(more.attempts);
     sum.output_tokens = sum.output_tokens.saturating_add(more.output_tokens);
-    pair(&mut sum.answers, more.answers);
-    pair(&mut sum.prompt_tokens, more.prompt_tokens);
-    pair(&mut sum.first_tokens, more.first_tokens);
-    pair(&mut sum.gaps, more.gaps);
+    add_pair(&mut sum.answers, more.answers);
+    add_pair(&mut sum.prompt_tokens, more.prompt_tokens);
+    add_pair(&mut sum.first_tokens, more.first_tokens);
+    add_pair(&mut sum.gaps, more.gaps);
+}
+
+fn add_pair(sum: &mut (u64, u64), more: (u64, u64)) {
+    *sum = (sum.0.saturating_add(more.0), sum.1.saturating_add(more.1));
 }

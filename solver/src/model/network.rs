@@ -35,10 +35,10 @@ pub struct Measured {
     pub mean_rounds: f64,
 }
 
-/// Network time of one request, milliseconds.
+/// Network time of one request where nothing was measured, milliseconds.
 #[must_use]
 pub fn network_ms(rtt_ms: f64, body_bytes: f64, handshake_share: f64, protocol: Protocol) -> f64 {
-    rtt_ms * (1.0 + f64::from(further_rounds(body_bytes)) + handshake_share * handshakes(protocol))
+    Measured::default().network_ms(rtt_ms, body_bytes, handshake_share, protocol)
 }
 
 impl Measured {
@@ -55,38 +55,46 @@ impl Measured {
         let rtt_ms = self.rtt_ms.unwrap_or(rtt_ms);
         let share = self.opened_share.unwrap_or(handshake_share);
         let connect_ms = self.connect_ms.unwrap_or(rtt_ms * handshakes(protocol));
-        rtt_ms + self.sending_ms(rtt_ms, body_bytes) + share * connect_ms
+        rtt_ms + self.sending_ms(rtt_ms, further_rounds(body_bytes)) + share * connect_ms
     }
 
     /// What a first token's time holds of the network, milliseconds, as proxies measure it: from the
     /// moment the last of a request is in the socket. What sending took until then is not in it.
+    /// `rounds` are those of the upload beyond the first.
     #[must_use]
-    pub fn in_first_token_ms(&self, rtt_ms: f64, body_bytes: f64) -> f64 {
+    pub fn in_first_token_ms(&self, rtt_ms: f64, rounds: u32) -> f64 {
         let rtt_ms = self.rtt_ms.unwrap_or(rtt_ms);
-        let estimate_ms = rtt_ms * f64::from(further_rounds(body_bytes));
-        let left_ms = estimate_ms - self.upload_ms.unwrap_or(0.0);
-        rtt_ms + left_ms.max(unseen_ms(rtt_ms, body_bytes))
+        let upload_ms = self.own_upload_ms(rtt_ms, rounds).unwrap_or(0.0);
+        let left_ms = rtt_ms * f64::from(rounds) - upload_ms;
+        rtt_ms + left_ms.max(unseen_ms(rtt_ms, rounds))
     }
 
-    /// What sending takes beyond the round trip, milliseconds. A mean was measured: longer bodies
-    /// have as much more of it as they have more rounds.
-    fn sending_ms(&self, rtt_ms: f64, body_bytes: f64) -> f64 {
-        let estimate_ms = rtt_ms * f64::from(further_rounds(body_bytes));
-        let Some(mean_ms) = self.upload_ms else {
-            return estimate_ms;
-        };
-        let parts = match self.mean_rounds > 0.0 {
-            true => f64::from(further_rounds(body_bytes)) / self.mean_rounds,
-            false => 1.0,
-        };
+    /// What sending takes beyond the round trip, milliseconds.
+    fn sending_ms(&self, rtt_ms: f64, rounds: u32) -> f64 {
+        let estimate_ms = rtt_ms * f64::from(rounds);
         let most_ms = MOST_UPLOAD * (estimate_ms + rtt_ms);
-        (parts * mean_ms).clamp(unseen_ms(rtt_ms, body_bytes), most_ms)
+        self.own_upload_ms(rtt_ms, rounds)
+            .map_or(estimate_ms, |own_ms| {
+                own_ms.clamp(unseen_ms(rtt_ms, rounds), most_ms)
+            })
+    }
+
+    /// What was measured of sending, as that of a request of so many further rounds, milliseconds.
+    /// A mean was measured: longer bodies have as much more of it as they have more rounds. Where
+    /// all that was sent took one round, nothing says what a further one takes: the estimate stands.
+    fn own_upload_ms(&self, rtt_ms: f64, rounds: u32) -> Option<f64> {
+        let mean_ms = self.upload_ms?;
+        let rounds = f64::from(rounds);
+        Some(match self.mean_rounds > 0.0 {
+            true => rounds / self.mean_rounds * mean_ms,
+            false => mean_ms.max(rtt_ms * rounds),
+        })
     }
 }
 
 /// What a socket hides of sending, milliseconds.
-fn unseen_ms(rtt_ms: f64, body_bytes: f64) -> f64 {
-    rtt_ms * f64::from(further_rounds(body_bytes.min(SEND_BUFFER)))
+fn unseen_ms(rtt_ms: f64, rounds: u32) -> f64 {
+    rtt_ms * f64::from(rounds.min(further_rounds(SEND_BUFFER)))
 }
 
 /// Round trips of opening a connection.
@@ -206,19 +214,45 @@ mod tests {
     }
 
     #[test]
+    fn small_requests_say_nothing_of_the_rounds_of_a_large_one() {
+        // Only chat went there: its uploads are over at once.
+        let small = Measured {
+            upload_ms: Some(0.0625),
+            ..NOTHING
+        };
+        let of = |measured: &Measured, bytes: f64| {
+            measured.network_ms(40.0, bytes, 0.0, Protocol::Http1)
+        };
+        assert_eq!(of(&small, 2_000.0), 40.0625);
+        assert_eq!(of(&small, 120_000.0), of(&NOTHING, 120_000.0));
+        assert_eq!(of(&small, 120_000.0), 160.0);
+        // Where even small ones take longer than the rounds say, so do large ones.
+        let slow = Measured {
+            upload_ms: Some(150.0),
+            ..NOTHING
+        };
+        assert_eq!(of(&slow, 120_000.0), 190.0);
+        assert_eq!(slow.in_first_token_ms(40.0, 3), 80.0);
+    }
+
+    #[test]
     fn what_was_sent_before_the_clock_starts_is_not_in_a_first_token() {
-        let of = |upload_ms: Option<f64>, bytes: f64| {
+        let of = |upload_ms: Option<f64>, mean_rounds: f64, rounds: u32| {
             let measured = Measured {
                 upload_ms,
+                mean_rounds,
                 ..NOTHING
             };
-            measured.in_first_token_ms(40.0, bytes)
+            measured.in_first_token_ms(40.0, rounds)
         };
-        assert_eq!(of(None, 120_000.0), 160.0);
-        assert_eq!(of(Some(60.0), 120_000.0), 100.0);
+        assert_eq!(of(None, 0.0, 3), 160.0);
+        assert_eq!(of(Some(60.0), 3.0, 3), 100.0);
+        // The mean of bodies half as many rounds long: this one took twice as long.
+        assert_eq!(of(Some(20.0), 1.5, 3), 120.0);
+        assert_eq!(of(Some(20.0), 1.5, 0), 40.0);
         // At least the round that the socket hides, and at most all of them.
-        assert_eq!(of(Some(500.0), 120_000.0), 80.0);
-        assert_eq!(of(Some(0.1), 24_000.0), 80.0);
-        assert_eq!(of(Some(0.1), 2_000.0), 40.0);
+        assert_eq!(of(Some(500.0), 3.0, 3), 80.0);
+        assert_eq!(of(Some(0.125), 1.0, 1), 80.0);
+        assert_eq!(of(Some(0.125), 0.0, 0), 40.0);
     }
 }
