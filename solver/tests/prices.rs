@@ -303,27 +303,25 @@ fn a_plan_that_is_no_optimum_is_not_called_exact() {
 #[test]
 fn prices_where_memory_binds_are_those_of_solving_again() {
     let errors = Errors::of(Fleet::Memory, Method::Network, 6, 20);
-    assert!(errors.exact.len() > 100);
-    assert!(at(&errors.exact, 0.9) <= 1e-4);
-    assert!(at(&errors.exact, 1.0) <= USUAL_ERROR);
+    // Where memory is short anywhere, nothing is called exact; elsewhere in these fleets some is.
+    assert!(errors.exact.len() > 40);
+    assert!(at(&errors.exact, 1.0) <= 1e-4);
+    assert!(errors.estimates.len() > 100);
+    assert!(at(&errors.estimates, 0.9) <= 1e-3);
     assert!(errors.estimates.iter().all(|off| *off <= USUAL_ERROR));
     // Single exchanges give up memory for memory: where steps of compute bind beside it, two at
-    // once may save more. What is told can be had; of an estimate, as far as that is one.
-    assert!(errors.limits.len() > 10);
-    let had = |limits: &[(f64, f64)], most: f64| {
-        let mut limits = limits.iter();
-        limits.all(|(told, found)| *told <= found * (1.0 + most) + 1e-3)
-    };
-    assert!(had(&errors.limits, 2e-3));
-    assert!(had(&errors.estimated_limits, USUAL_ERROR));
+    // once may save more. What is told can be had, as far as an estimate is one.
+    let had = |(told, found): &(f64, f64)| *told <= found * (1.0 + USUAL_ERROR) + 1e-3;
+    assert!(errors.estimated_limits.len() > 10);
+    assert!(errors.estimated_limits.iter().all(had));
     let same = |(told, found): &&(f64, f64)| (told - found).abs() <= found * 2e-3 + 1e-3;
-    let same = errors.limits.iter().filter(same).count();
+    let equal = errors.estimated_limits.iter().filter(same).count();
     println!(
-        "{same} of {} limits save just what is told, and there are {} estimates",
-        errors.limits.len(),
+        "{equal} of {} limits save just what is told, all of them estimates",
         errors.estimated_limits.len()
     );
-    assert!(2 * same >= errors.limits.len());
+    assert!(2 * equal >= errors.estimated_limits.len());
+    assert!(errors.limits.is_empty(), "{:?}", errors.limits);
 }
 
 #[test]

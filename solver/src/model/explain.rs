@@ -90,8 +90,9 @@ pub struct Explanation {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Quality {
-    /// What solving again with one unit more or less says, to the last digit: the plan was shown
-    /// to be an optimum.
+    /// What solving again with one unit more or less says: the plan was shown to be an optimum, and
+    /// one resource of each engine at most is short. Where memory is, two exchanges at once may cost
+    /// less than any one, which walks of single requests do not see.
     Exact,
     /// As measured against that: [`USUAL_ERROR`], [`MOST_ERROR`].
     Estimate,
@@ -286,6 +287,7 @@ pub fn explain(
         .map(|s| source(topology, ground, (&prices, &limits), &only, s))
         .collect();
     limits.retain(|limit| wanted.engine.is_none() || limit.of == wanted.engine);
+    let memory_binds = prices.short.contains(&exchange::Short::Memory);
     Ok(Explanation {
         method: ground.solution.method.name().to_owned(),
         prices: match prices.depth {
@@ -294,7 +296,7 @@ pub fn explain(
             exchange::Depth::One => "the plan's loads, one exchange deep".to_owned(),
         },
         quality: match prices.depth {
-            exchange::Depth::Full if prices.margins.alike => Quality::Exact,
+            exchange::Depth::Full if prices.margins.alike && !memory_binds => Quality::Exact,
             exchange::Depth::Full | exchange::Depth::Programs => Quality::Estimate,
             exchange::Depth::One => Quality::Rough,
         },
