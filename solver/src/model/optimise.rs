@@ -120,7 +120,8 @@ pub struct Solution {
     pub gap: f64,
     /// How much dearer than any answer at its mix it is at most, relatively: where engines serve
     /// unlike requests, than the bound that the prices of the last program prove for a general
-    /// program; elsewhere than the optimum of its program. 0 by general programs.
+    /// program, both as that program says what load costs; elsewhere than the optimum of its
+    /// program. 0 by general programs.
     pub bound_gap: f64,
     /// Pivots of all programs.
     pub pivots: u64,

@@ -24,6 +24,8 @@ const KINDS: [(f64, f64); 5] = [
 /// Most gap to the general program in the median fleet and in the worst one.
 const MOST_MEDIAN: f64 = 0.005;
 const MOST_WORST: f64 = 0.03;
+/// What rounding may leave between an answer and its bound, relatively.
+const ROUNDING: f64 = 1e-9;
 /// Thousands of prompt tokens and hundreds of answer tokens: chat, documents, agents.
 const MIXES: [(f64, f64); 3] = [(0.5, 2.0), (4.0, 0.5), (2.0, 2.0)];
 
@@ -163,10 +165,9 @@ fn hold(what: &str, seed: u64, change: impl Fn(&mut StdRng, &mut Problem)) {
         100.0 * beyond[beyond.len() / 2],
         100.0 * error
     );
-    assert!(
-        beyond[0] >= 0.0 && beyond[beyond.len() - 1] > 0.0,
-        "{what}: {beyond:?}"
-    );
+    // No answer costs less than its bound, by the same curves.
+    assert!(beyond[0] >= -ROUNDING, "{what}: {beyond:?}");
+    assert!(beyond[beyond.len() - 1] > ROUNDING, "{what}: {beyond:?}");
     assert!(error > 0.1, "{what}: the work is not separable: {error}");
     assert!(median <= MOST_MEDIAN, "{what}: median {median}");
     assert!(worst <= MOST_WORST, "{what}: worst {worst} in case {case}");

@@ -118,7 +118,7 @@ impl Curve {
     }
 
     /// What the pieces say that a load costs, milliseconds per second.
-    fn load_ms(&self, utilisation: f64) -> f64 {
+    pub(super) fn load_ms(&self, utilisation: f64) -> f64 {
         let mut left = utilisation;
         let mut sum = 0.0;
         for piece in &self.pieces {

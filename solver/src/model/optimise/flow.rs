@@ -135,8 +135,10 @@ impl<'a> Rounds<'a> {
                 .flows
                 .prices(last.as_ref().expect("it was just put there"));
             let bound_ms = bound::bound_ms(self.problem, &curves, &prices, self.shed_factor);
-            self.bound_ms = Some(bound_ms);
-            if self.beyond_bound() <= CLOSE {
+            // Curves of uniform fleets are those of any mix, and so is each bound by them.
+            let earlier_ms = self.bound_ms.filter(|_| uniform);
+            self.bound_ms = Some(earlier_ms.map_or(bound_ms, |ms| ms.max(bound_ms)));
+            if self.beyond_bound(&curves) <= CLOSE {
                 break;
             }
         }
@@ -144,7 +146,7 @@ impl<'a> Rounds<'a> {
             self.combine(&last, &curves)?;
         }
         self.sweep(rounds)?;
-        let beyond = self.beyond_bound();
+        let beyond = self.beyond_bound(&curves);
         let mut best = self.best.expect("at least one round");
         best.rounds = rounds;
         best.pivots = self.pivots;
@@ -190,13 +192,14 @@ impl<'a> Rounds<'a> {
         Ok(gained)
     }
 
-    /// By how much the best answer costs more than the bound of its mix, relatively; where no
-    /// bound was looked for, than the optimum of its program at most.
-    fn beyond_bound(&self) -> f64 {
+    /// By how much the best answer costs more than the bound, relatively, both as programs with
+    /// these curves say: true delays are less than what pieces say, and could hide that there is a
+    /// cheaper answer. Where no bound was looked for, than the optimum of its program at most.
+    fn beyond_bound(&self, curves: &[Curve]) -> f64 {
         let best = self.best.as_ref().expect("a round was taken");
         self.bound_ms.map_or(best.gap, |bound_ms| {
-            let beyond_ms = (best.merit() - bound_ms).max(0.0);
-            beyond_ms / best.merit().max(f64::MIN_POSITIVE)
+            let cost_ms = bound::cost_ms(self.problem, curves, best) + best.over_bounds_ms;
+            (cost_ms - bound_ms) / cost_ms.max(f64::MIN_POSITIVE)
         })
     }
 

@@ -248,7 +248,7 @@ fn cost(
 }
 
 /// Cost of refusing `rps` of `all`, cheapest pieces first.
-fn shed_cost(rps: f64, all: f64, shed_ms: f64) -> f64 {
+pub(super) fn shed_cost(rps: f64, all: f64, shed_ms: f64) -> f64 {
     let count = shed_pieces(shed_ms).count() as f64;
     let mut left = rps;
     let mut cost = 0.0;

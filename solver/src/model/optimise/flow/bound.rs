@@ -6,8 +6,10 @@
 //! bound). The general program is the one of a mix: what load adds to requests is that of the mix.
 //! Bounds on steps and shares only make answers dearer, and are left out.
 
+use crate::model::optimise::Solution;
 use crate::model::optimise::curve::Curve;
 use crate::model::optimise::lp::{priority_share, shed_pieces};
+use crate::model::optimise::verify::shed_cost;
 use crate::model::problem::{Arc, Problem, Source};
 
 /// What one engine's resources are worth, milliseconds.
@@ -28,11 +30,8 @@ pub(super) fn bound_ms(
 ) -> f64 {
     let mut pieces = Vec::new();
     let mut bound = 0.0;
+    let way_ms = |arc: &Arc| way_ms(curves, arc);
     for source in &problem.sources {
-        let way_ms = |arc: &Arc| {
-            let e = arc.engine.0;
-            arc.network_ms + arc.service_ms + arc.money_ms + curves[e].rest_ms(arc)
-        };
         let request_ms = match &source.fixed {
             // Its work is part of what engines have to do anyway.
             Some(weights) => {
@@ -48,13 +47,58 @@ pub(super) fn bound_ms(
                 cheapest_ms(source, &priced_ms, shed_factor, &mut pieces)
             }
         };
-        bound += source.planned_rps * request_ms;
+        bound += planned_rps(source) * request_ms;
     }
     let engines = curves.iter().zip(prices).enumerate();
     bound
         + engines
             .map(|(e, (c, p))| load_ms(problem, e, c, *p))
             .sum::<f64>()
+}
+
+/// What an answer costs by the same curves and at the same rates, milliseconds per second; without
+/// the prices of bounds that it breaks.
+pub(super) fn cost_ms(problem: &Problem, curves: &[Curve], answer: &Solution) -> f64 {
+    let mut load = vec![0.0; problem.engines.len()];
+    let mut cost = 0.0;
+    for (s, source) in problem.sources.iter().enumerate() {
+        let rps = planned_rps(source);
+        let mut request_ms = 0.0;
+        let shares = source.arcs.iter().zip(&answer.shares[s]);
+        for (arc, share) in shares.filter(|(_, share)| **share > 0.0) {
+            request_ms += share * way_ms(curves, arc);
+            load[arc.engine.0] += rps * share * arc.seconds;
+        }
+        if let (Some(previous), None) = (&source.previous, &source.fixed) {
+            let moves = previous.iter().zip(&answer.shares[s]);
+            let moved: f64 = moves.map(|(before, share)| (share - before).abs()).sum();
+            request_ms += source.movement_ms / 2.0 * moved;
+        }
+        for (p, share) in answer.shed[s].iter().enumerate() {
+            let price_ms = source.shed_ms[p] * answer.shed_factor;
+            request_ms += shed_cost(*share, priority_share(source, p), price_ms);
+        }
+        cost += rps * request_ms;
+    }
+    let engines = problem.engines.iter().zip(curves).zip(load);
+    let loaded = engines.filter(|((engine, _), _)| engine.capacity > 0.0);
+    cost + loaded
+        .map(|((engine, curve), load)| curve.load_ms(load / engine.capacity))
+        .sum::<f64>()
+}
+
+/// What a request costs on a way but for the engine's load, milliseconds.
+fn way_ms(curves: &[Curve], arc: &Arc) -> f64 {
+    arc.network_ms + arc.service_ms + arc.money_ms + curves[arc.engine.0].rest_ms(arc)
+}
+
+/// The rate that a source is planned with. Where nobody can serve it, all of it is refused, and
+/// the little that is planned of an idle source is not there.
+fn planned_rps(source: &Source) -> f64 {
+    match source.has_open_arc() || source.fixed.is_some() {
+        true => source.planned_rps,
+        false => source.demand(),
+    }
 }
 
 /// What a request of a source costs by its cheapest ways, movement and refusing among them.
