@@ -185,7 +185,7 @@ fn cost(outcome: &TickOutcome, what: &str) -> f64 {
 }
 
 /// Most that one pass may cost more or less than one without the old answer.
-const MOST_OFF: f64 = 0.5;
+const MOST_OFF: f64 = 0.1;
 
 /// Each pass starts from what the one before left, and must cost what one costs that lacks the old
 /// answer.
@@ -197,7 +197,7 @@ fn h12_ten_thousand_passes_from_an_old_answer_cost_what_cold_ones_do() {
     let mut warm = TickState::new(&topology, 1);
     let mut rates = [60.0, 90.0, 70.0, 80.0];
     let mut down = [false; 6];
-    let (mut all_off, mut worst) = (0.0, 0.0_f64);
+    let (mut all_off, mut signed, mut worst) = (0.0, 0.0, 0.0_f64);
     for pass in 0..10_000 {
         let what = format!("seed {seed}, pass {pass}");
         for rate in &mut rates {
@@ -213,18 +213,19 @@ fn h12_ten_thousand_passes_from_an_old_answer_cost_what_cold_ones_do() {
         let expected = cost(&tick(&topology, &mut cold, &now), &what);
         let outcome = tick(&topology, &mut warm, &now);
         let got = cost(&outcome, &what);
-        // Plans that tie lead along unlike ways, and what a bounded step of each costs differs:
-        // not by much in one pass, and not to one side in all. `warm` holds programs to 1e-9.
+        // Plans that tie lead along unlike ways, and what a bounded step of each costs differs: by
+        // little in one pass, and by next to nothing in the mean. `drift` holds plans to 1e-9.
         let off = (got - expected) / expected;
         assert!(off.abs() < MOST_OFF, "{what}: {got}, cold {expected}");
-        (all_off, worst) = (all_off + off, worst.max(off.abs()));
+        signed += off;
+        (all_off, worst) = (all_off + off.abs(), worst.max(off.abs()));
         for candidate in outcome.candidates {
             warm.confirm(candidate.frontend, candidate.policy, now.now_ns);
         }
     }
-    let mean = all_off / 10_000.0;
-    println!("mean {mean:.6}, worst {worst:.4}");
-    assert!(mean.abs() < 1e-3, "{mean}");
+    let [mean, bias] = [all_off, signed].map(|sum: f64| sum / 10_000.0);
+    println!("mean {mean:.6}, signed {bias:.6}, worst {worst:.4}");
+    assert!(mean < 1e-4, "{mean}");
 }
 
 /// A pass that cannot be solved leaves everything as it was, and the next one goes on.
