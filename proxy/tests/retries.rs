@@ -3,15 +3,18 @@
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on fails there")]
 
+use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use pointsman_tests::both_drivers;
-use pointsman_tests::client::{CHAT, STREAMED, assert_error, chat, post, post_with};
-use pointsman_tests::engine::{Conn, Engine, Refusing, What};
+use pointsman_tests::client::{CHAT, STREAMED, UNARY, ask, assert_error, chat, post, post_with};
+use pointsman_tests::engine::{Conn, Engine, Refusing, What, listen};
+use pointsman_tests::engine2::Engine2;
+use pointsman_tests::frames::{Frame, FrameConn};
 use pointsman_tests::policy::Draft;
 use pointsman_tests::proxy::{Driver, Proxy};
 use pointsman_tests::wait::{SOON, eventually_equals};
-use pointsman_tests::wire::Ending;
+use pointsman_tests::wire::{Ending, Message};
 
 both_drivers!(
     /// F01: after a byte of an answer, no second engine.
@@ -29,6 +32,8 @@ both_drivers!(
     f11_a_moved_request_is_counted_where_it_is,
     a_connection_is_not_kept_longer_than_its_engine_says,
     connections_are_reused_last_in_first_out,
+    /// F09: an engine that hangs is no engine that closed an idle connection.
+    f09_an_engine_that_hangs_on_an_idle_connection_has_failed,
 );
 
 const EVENT: &str = "data: {\"choices\":[{\"delta\":{\"content\":\"a\"}}]}\n\n";
@@ -258,4 +263,38 @@ fn connections_are_reused_last_in_first_out(driver: Driver) {
     // Another client uses the same engine connection.
     assert_eq!(proxy.ask(post(CHAT, STREAMED)).status(), 200);
     assert_eq!(engine.count(|what| matches!(what, What::Accepted)), 1);
+}
+
+/// Asks in a thread of its own.
+fn ask_later(proxy: &Proxy) -> JoinHandle<Message> {
+    let address = proxy.address;
+    thread::spawn(move || ask(address, post(CHAT, UNARY)))
+}
+
+/// An answer that is all head.
+fn ok(stream: u32) -> Frame {
+    Frame::head(stream, &[(":status", "200")], true)
+}
+
+const STANDBY: &str = r#"{"engine":"standby"}"#;
+
+fn f09_an_engine_that_hangs_on_an_idle_connection_has_failed(driver: Driver) {
+    let (listener, standby) = (listen(16), Engine2::named("standby"));
+    let draft = Draft::with_standby(listener.local_addr().unwrap(), standby.address()).http2();
+    let proxy = Proxy::configured(driver, &draft, "[http2]\nping_ms = 300");
+    let asker = ask_later(&proxy);
+    let mut conn = FrameConn::accept(&listener, Some(&[]));
+    let (stream, _) = conn.request();
+    conn.send(&ok(stream));
+    assert_eq!(asker.join().unwrap().status(), 200);
+    let asker = ask_later(&proxy);
+    conn.request();
+    // Takes all and says nothing, not even to a ping.
+    while conn.any_frame().is_some() {}
+    assert_eq!(asker.join().unwrap().text(), STANDBY);
+    proxy.await_metric("pointsman_proxy_connection_replays_total", &[], 0.0);
+    proxy.await_metric("pointsman_proxy_retries_total", &[], 1.0);
+    let labels = [("engine", "E1"), ("outcome", "reset_before_byte")];
+    proxy.await_metric("pointsman_proxy_attempts_total", &labels, 1.0);
+    proxy.await_rest();
 }

@@ -208,10 +208,11 @@ impl EngineConn2 {
     }
 
     /// Whether it had carried requests before, lay idle, and nothing came since: if it ends so, its
-    /// engine closed an idle connection in the moment of its use, and heard none of those on it.
+    /// engine closed an idle connection in the moment of its use, and heard none of those on it. One
+    /// that we broke off says nothing of the kind: its engine hangs, and may have heard all.
     pub(super) fn is_unheard(&self) -> bool {
         let (opened, heard_bytes) = self.busy_from.get();
-        opened > 0 && self.heard_bytes() == heard_bytes
+        opened > 0 && self.heard_bytes() == heard_bytes && !self.broken.get()
     }
 
     /// Bytes heard from the engine so far.
