@@ -131,14 +131,10 @@ fn trials(args: &Args, leaving: Leaving, figures: &mut Figures) -> anyhow::Resul
         let left_ns = monotonic_ns();
         // Until it was noticed the connection of HTTP/2 stays.
         let _kept = client.leave(leaving)?;
-        let aborted = |now: &Value| now["aborted"].as_u64() > before["aborted"].as_u64();
-        match figures.wait_until(left_ns + PATIENCE_NS, aborted)? {
-            Some(now) => {
-                let seen_ns = now["last_abort_ns"].as_u64().context("no last_abort_ns")?;
-                noticed
-                    .after
-                    .saturating_record(seen_ns.saturating_sub(left_ns).max(1));
-            }
+        let seen = |now: &Value| seen_after_ns(&before, now, left_ns).is_some();
+        let now = figures.wait_until(left_ns + PATIENCE_NS, seen)?;
+        match now.and_then(|now| seen_after_ns(&before, &now, left_ns)) {
+            Some(after_ns) => noticed.after.saturating_record(after_ns.max(1)),
             None => noticed.never += 1,
         }
         if noticed.never >= MOST_NEVER {
@@ -146,6 +142,15 @@ fn trials(args: &Args, leaving: Leaving, figures: &mut Figures) -> anyhow::Resul
         }
     }
     Ok(noticed)
+}
+
+/// How long after a client left the engine saw one leave, by its figures from before its request
+/// and of now; `None`: not yet. An abort from before it left is that of an earlier client, which
+/// was given up.
+fn seen_after_ns(before: &Value, now: &Value, left_ns: u64) -> Option<u64> {
+    let is_new = now["aborted"].as_u64()? > before["aborted"].as_u64()?;
+    let after_ns = now["last_abort_ns"].as_u64()?.checked_sub(left_ns)?;
+    is_new.then_some(after_ns)
 }
 
 /// A client with one request under way.
@@ -309,5 +314,30 @@ impl Figures {
             }
             std::thread::sleep(ASK_AGAIN);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn figures(aborted: u64, last_abort_ns: u64) -> Value {
+        json!({"aborted": aborted, "last_abort_ns": last_abort_ns})
+    }
+
+    #[test]
+    fn a_late_abort_of_one_client_is_not_the_next_ones() {
+        let before = figures(4, 900);
+        // The client before was given up, and the engine saw it leave while this one still read.
+        assert_eq!(seen_after_ns(&before, &figures(5, 1_999), 2_000), None);
+        assert_eq!(seen_after_ns(&before, &figures(6, 2_750), 2_000), Some(750));
+        assert_eq!(seen_after_ns(&before, &figures(5, 2_000), 2_000), Some(0));
+    }
+
+    #[test]
+    fn an_engine_that_saw_nobody_leave_saw_nothing() {
+        let before = figures(0, 0);
+        assert_eq!(seen_after_ns(&before, &before, 2_000), None);
+        assert_eq!(seen_after_ns(&before, &json!({}), 2_000), None);
     }
 }
