@@ -29,13 +29,14 @@ mod shape;
 mod stats;
 mod subject;
 mod system;
+mod tries;
 mod window;
 
 pub use args::Args;
 
 use ledger::{Ledger, Taken};
 use peers::{Installed, Missing};
-use plan::{Clock, Step, Verdict, judge};
+use plan::{Clock, Step, judge};
 use process::Cores;
 use report::{About, Report};
 use shape::Spans;
@@ -132,24 +133,17 @@ impl Run<'_> {
 
     /// Measures a window until it is kept: the quietest of its tries.
     async fn window(&self, step: &Step, at: usize, left_s: f64) -> anyhow::Result<Taken> {
-        let mut best: Option<Taken> = None;
-        let mut tries = 0;
-        loop {
-            tries += 1;
+        let measure = async |tries: u32| {
             let folder = self.folder.join(format!("{at}-{}-{tries}", name(step)));
             std::fs::create_dir(&folder)
                 .with_context(|| format!("cannot make {}", folder.display()))?;
-            let mut taken = window::measure(step, self.setting, &folder).await?;
+            let taken = window::measure(step, self.setting, &folder).await?;
             if !self.args.keep {
                 let _ = std::fs::remove_dir_all(&folder);
             }
-            taken.tries = tries;
-            if best
-                .as_ref()
-                .is_none_or(|best| taken.others_cores < best.others_cores)
-            {
-                best = Some(taken.clone());
-            }
+            Ok(taken)
+        };
+        let verdict = |taken: &Taken, tries: u32| {
             let minds = step.shape.minds_others() && !self.args.quick;
             let others = if minds { taken.others_cores } else { 0.0 };
             let again_s = step.shape.seconds(step.system, self.setting.spans);
@@ -158,19 +152,9 @@ impl Run<'_> {
                 spent_s: self.began.elapsed().as_secs_f64(),
                 left_s,
             };
-            match judge(others, self.args.others, tries, again_s, clock) {
-                Verdict::Redo => {}
-                Verdict::Keep => return Ok(taken),
-                Verdict::KeepNoisy => {
-                    let best = best.unwrap_or(taken);
-                    return Ok(Taken {
-                        tries,
-                        noisy: true,
-                        ..best
-                    });
-                }
-            }
-        }
+            judge(others, self.args.others, tries, again_s, clock)
+        };
+        tries::quietest(measure, verdict).await
     }
 
     fn progress(&self, at: usize, of: usize) -> String {
