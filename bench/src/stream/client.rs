@@ -16,6 +16,10 @@ const QUICK_TOKENS: u64 = 8;
 const QUICK_REQUESTS: u64 = 2;
 /// A window that ends by itself, when all is answered.
 const UNTIL_ANSWERED_S: &str = "3600";
+/// Clients that leave, as the client's report names them: amid a stream and before its first token.
+const STREAMING: &str = "streaming_us";
+const PREFILL: &str = "prefill_us";
+const LEAVINGS: [&str; 3] = [STREAMING, "reset_us", PREFILL];
 
 /// Where a window's client stands.
 #[derive(Clone, Copy, Debug)]
@@ -108,13 +112,18 @@ pub(super) fn taken(shape: &Shape, has_subject: bool, report: &Value) -> Taken {
     };
     let of_latency = |name: &str| number(&format!("{}/{name}", latency?));
     let timed = latency.is_some();
-    // No answer to a trial is longer than any that came.
+    let never = |kind: &str| count(&format!("/{kind}/never")).unwrap_or(0);
+    // A median of those that were noticed would say nothing of one that was not.
     let of_cancel = |kind: &str| {
         let was_tried = matches!(shape.work, Work::Cancel { .. });
         let p50_ms = number(&format!("/{kind}/p50")).map(|us| us / 1e3);
-        let mostly = count(&format!("/{kind}/never")) > count(&format!("/{kind}/seen"));
-        was_tried.then(|| p50_ms.filter(|_| !mostly).unwrap_or(f64::INFINITY))
+        was_tried.then(|| p50_ms.filter(|_| never(kind) == 0).unwrap_or(f64::INFINITY))
     };
+    let unnoticed: u64 = LEAVINGS.map(never).iter().sum();
+    let mut failures = failures(report);
+    if unnoticed > 0 {
+        failures.insert("unnoticed".to_owned(), unnoticed);
+    }
     Taken {
         ops: count("/ops").unwrap_or(0),
         ops_per_s: number("/ops_per_s").filter(|_| timed),
@@ -123,10 +132,10 @@ pub(super) fn taken(shape: &Shape, has_subject: bool, report: &Value) -> Taken {
         p99_us: of_latency("p99"),
         ttft_p99_us: number("/ttft_us/p99").filter(|_| matches!(shape.work, Work::Stream { .. })),
         kib_per_stream: None,
-        cancel_ms: of_cancel("streaming_us"),
-        silent_cancel_ms: of_cancel("prefill_us"),
-        failed: count("/failed").unwrap_or(0),
-        failures: failures(report),
+        cancel_ms: of_cancel(STREAMING),
+        silent_cancel_ms: of_cancel(PREFILL),
+        failed: count("/failed").unwrap_or(0) + unnoticed,
+        failures,
         subject_cores: number("/subject_cores").unwrap_or(0.0),
         instrument_cores: number("/engine_cores").unwrap_or(0.0)
             + number("/client_cores").unwrap_or(0.0),
@@ -281,5 +290,21 @@ mod tests {
         assert_eq!(found.cancel_ms, Some(0.64));
         assert_eq!(found.silent_cancel_ms, Some(f64::INFINITY));
         assert_eq!((found.ops_per_s, found.cpu_us_per_op), (None, None));
+        assert_eq!((found.failed, found.failures["unnoticed"]), (15, 15));
+    }
+
+    #[test]
+    fn few_clients_that_were_never_noticed_leave_no_median() {
+        let shape = step(1, "haproxy", "cancel").shape;
+        let report = json!({
+            "mode": "cancel",
+            "streaming_us": {"p50": 640.0, "seen": 10, "never": 3},
+            "reset_us": {"p50": 500.0, "seen": 13, "never": 0},
+            "prefill_us": {"p50": 700.0, "seen": 13, "never": 0}
+        });
+        let found = taken(shape, true, &report);
+        assert_eq!(found.cancel_ms, Some(f64::INFINITY));
+        assert_eq!(found.silent_cancel_ms, Some(0.7));
+        assert_eq!((found.failed, found.failures["unnoticed"]), (3, 3));
     }
 }
