@@ -63,7 +63,8 @@ impl Instrument {
     /// Tells it something.
     pub(crate) fn tell(&mut self, word: &str) {
         let input = self.input.as_mut().unwrap();
-        writeln!(input, "{word}").unwrap();
+        // One write: the client takes what one read brings for whole lines.
+        input.write_all(format!("{word}\n").as_bytes()).unwrap();
     }
 
     /// The address of its ready line.
