@@ -185,6 +185,29 @@ fn more_demand_moves_as_much_as_a_step_allows_each_pass() {
 }
 
 #[test]
+fn a_frontend_without_a_policy_does_not_hold_the_others() {
+    let topology = topology(|t| t);
+    let mut state = TickState::new(&topology, 1);
+    // What is published for A never arrives.
+    let mut pass = |now_s: u64, demand: [f64; 3]| {
+        let given = inputs(&topology, now_s, demand);
+        let mut outcome = tick(&topology, &mut state, &given);
+        assert_eq!(outcome.candidates[0].publish, Some(Reason::First));
+        outcome.candidates[0].publish = None;
+        publish(&mut state, &outcome, given.now_ns);
+        weights(standing(&state, 1))[2]
+    };
+    let far = pass(1, [90.0, 140.0, 40.0]);
+    assert!((far - 40.0 / 140.0).abs() < 1e-6, "{far}");
+    // All of B fits near it again, which is worth going there by steps of a tenth.
+    let less = [45.0, 70.0, 20.0];
+    let seen = [3, 5, 7].map(|now_s| pass(now_s, less));
+    for (got, expected) in seen.iter().zip([far - 0.1, far - 0.2, 0.0]) {
+        assert!((got - expected).abs() < 1e-6, "{seen:?}");
+    }
+}
+
+#[test]
 fn a_dead_engine_leaves_at_once_and_returns_to_its_slots() {
     let topology = topology(|t| t);
     let mut state = TickState::new(&topology, 1);

@@ -11,7 +11,6 @@ use super::blocks::moves_for_load;
 use super::inputs::Inputs;
 use super::state::TickState;
 use super::step;
-use super::world::Names;
 use crate::model::optimise::{Solution, evaluate, kv_utilisation, over_shares_ms};
 use crate::model::problem::{Problem, Source};
 use crate::model::topology::{FrontendId, Topology};
@@ -121,7 +120,9 @@ pub(super) fn gain(
     problem: &Problem,
     solution: &Solution,
 ) -> Option<Reason> {
-    let shares = standing_shares(topology, state, problem, solution)?;
+    // A frontend without a policy has what is planned on both sides: it is no reason for the
+    // others to stay.
+    let shares = step::standing(problem, solution);
     let (stands, load) = evaluate(problem, &shares, &solution.shed, solution.shed_factor);
     let full = |e: usize| load[e] > 1.0 + TOLERANCE && solution.utilisation[e] <= 1.0 + TOLERANCE;
     if (0..load.len()).any(full) {
@@ -167,35 +168,15 @@ pub(super) fn gain(
     (old - new > worth && old > 0.0).then_some(Reason::Benefit)
 }
 
-/// Shares of the weights that stand; `None` where a frontend has none.
-fn standing_shares(
-    topology: &Topology,
-    state: &TickState,
-    problem: &Problem,
-    solution: &Solution,
-) -> Option<Vec<Vec<f64>>> {
-    let mut shares = solution.shares.clone();
-    let standing = topology.frontend_ids().map(|f| state.standing(f));
-    let named: Vec<Option<Names<'_>>> = standing.map(|p| p.map(Names::of)).collect();
-    for (s, source) in problem.sources.iter().enumerate() {
-        let names = named[source.frontend.0].as_ref()?;
-        if source.fixed.is_some() {
-            continue;
-        }
-        let weights = names.weights(topology, source.class.0);
-        let routed: f64 = solution.shares[s].iter().sum();
-        if let Some(weights) = weights.filter(|_| routed > 0.0) {
-            shares[s] = weights.iter().map(|w| w * routed).collect();
-        }
-    }
-    Some(shares)
-}
-
-/// Whether a frontend's policy is to be published for its age alone.
+/// Whether a frontend's policy is to be published for its age alone. What was never published has
+/// no age.
 fn is_old(topology: &Topology, state: &TickState, inputs: &Inputs, frontend: FrontendId) -> bool {
-    let published_ns = state.standing[frontend.0].published_ns;
-    let age_ns = inputs.now_ns.saturating_sub(published_ns.unwrap_or(0));
-    age_ns as f64 >= topology.settings.publish_max_age_s.value() * 1e9
+    state.standing[frontend.0]
+        .published_ns
+        .is_some_and(|published_ns| {
+            let age_ns = inputs.now_ns.saturating_sub(published_ns);
+            age_ns as f64 >= topology.settings.publish_max_age_s.value() * 1e9
+        })
 }
 
 /// Whether the bound on movement per pass held a source back.

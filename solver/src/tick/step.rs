@@ -188,8 +188,9 @@ pub(super) fn stay(problem: &Problem, plan: &Solution) -> Option<Solution> {
     with(problem, plan, standing(problem, plan))
 }
 
-/// The shares of a plan where weights that stand, stay.
-fn standing(problem: &Problem, plan: &Solution) -> Vec<Vec<f64>> {
+/// The shares of a plan where weights that stand, stay. A source in which none do keeps what is
+/// planned.
+pub(super) fn standing(problem: &Problem, plan: &Solution) -> Vec<Vec<f64>> {
     let shares = |(source, planned): (&Source, &Vec<f64>)| match &source.previous {
         Some(previous) if source.fixed.is_none() => {
             let routed: f64 = planned.iter().sum();
