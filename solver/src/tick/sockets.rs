@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use super::inputs::Inputs;
-use super::trips::{self, Looks};
+use super::trips::{self, Window};
 use super::witness::Sent;
 use crate::model::topology::{EngineId, FrontendId, Topology};
 
@@ -21,7 +21,7 @@ const LEAST_ATTEMPTS: u64 = 20;
 /// Uploads of a pair in a look below which their mean is noise.
 const LEAST_UPLOADS: u64 = 5;
 
-/// Looks of the last minutes.
+/// Windows of the last minutes.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(super) struct Memory {
     /// Time to open a connection, handshakes included.
@@ -29,7 +29,7 @@ pub(super) struct Memory {
     /// Time to send a request.
     uploads: trips::Memory,
     /// By frontend: connections opened over attempts.
-    opened: BTreeMap<FrontendId, Looks>,
+    opened: BTreeMap<FrontendId, Window>,
     /// What was counted since the last look, and when that was.
     pending: BTreeMap<(FrontendId, EngineId), Sent>,
     looked_ns: u64,
@@ -85,7 +85,7 @@ impl Memory {
 
     /// What is remembered for another topology.
     pub(super) fn carry(&self, old: &Topology, new: &Topology) -> Self {
-        let moved = |(frontend, looks): (&FrontendId, &Looks)| {
+        let moved = |(frontend, looks): (&FrontendId, &Window)| {
             let name = &old.frontends.get(frontend.0)?.name;
             let at = new.frontends.iter().position(|f| f.name == *name)?;
             Some((FrontendId(at), looks.clone()))

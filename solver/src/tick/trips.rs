@@ -23,17 +23,17 @@ const MOST_LOOKS: usize = 128;
 /// Longest round trip that is one, milliseconds.
 const MOST_MS: f64 = 60_000.0;
 
-/// Looks by frontend and engine.
+/// Windows by frontend and engine.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(super) struct Memory {
-    pairs: BTreeMap<(FrontendId, EngineId), Looks>,
+    pairs: BTreeMap<(FrontendId, EngineId), Window>,
 }
 
 /// What was seen in the window, and when.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub(super) struct Looks(VecDeque<(u64, f64)>);
+pub(super) struct Window(VecDeque<(u64, f64)>);
 
-impl Looks {
+impl Window {
     /// Takes in a look, if the last one is not too near.
     pub(super) fn push(&mut self, now_ns: u64, value: f64) {
         let apart_ns = WINDOW_NS / MOST_LOOKS as u64;
@@ -58,9 +58,15 @@ impl Looks {
         if self.0.len() < LEAST_LOOKS || last - first < LEAST_NS {
             return None;
         }
-        let mut values: Vec<f64> = self.0.iter().map(|(_, value)| *value).collect();
-        values.sort_by(f64::total_cmp);
-        Some(values[(values.len() - 1) / 2])
+        // Asked for each pair in each pass: neither sorted nor in memory of its own.
+        let mut values = [0.0; MOST_LOOKS];
+        let values = &mut values[..self.0.len().min(MOST_LOOKS)];
+        for (value, (_, seen)) in values.iter_mut().zip(&self.0) {
+            *value = *seen;
+        }
+        let middle = (values.len() - 1) / 2;
+        let (_, median, _) = values.select_nth_unstable_by(middle, f64::total_cmp);
+        Some(*median)
     }
 }
 
@@ -95,16 +101,18 @@ impl Memory {
 
     /// What is remembered for another topology.
     pub(super) fn carry(&self, old: &Topology, new: &Topology) -> Self {
-        let moved = |(key, looks): (&(FrontendId, EngineId), &Looks)| {
-            let frontend = &old.frontends.get(key.0.0)?.name;
+        let moved = |(key, looks): (&(FrontendId, EngineId), &Window)| {
+            let name = &old.frontends.get(key.0.0)?.name;
             let engine = old.engines.get(key.1.0)?;
-            let frontend = new.frontends.iter().position(|f| f.name == *frontend)?;
-            // Behind another address it is another distance.
+            let frontend = new.frontends.iter().position(|f| f.name == *name)?;
             let same = |e: &crate::model::topology::Engine| {
                 e.name == engine.name && e.region == engine.region
             };
-            let engine = new.engines.iter().position(same)?;
-            Some(((FrontendId(frontend), EngineId(engine)), looks.clone()))
+            let there = new.engines.iter().position(same)?;
+            let moved = (FrontendId(frontend), EngineId(there));
+            // Behind another address it is another distance.
+            let same = old.address(key.0, key.1) == new.address(moved.0, moved.1);
+            same.then(|| (moved, looks.clone()))
         };
         Self {
             pairs: self.pairs.iter().filter_map(moved).collect(),
@@ -150,6 +158,36 @@ mod tests {
             .collect();
         let turned = after.iter().position(|ms| *ms == Some(50.0));
         assert_eq!(turned, Some(45), "half of the window later");
+    }
+
+    fn topology(port: u16) -> Topology {
+        let text = format!(
+            "[solver]\ndemand = \"configured\"\n\
+             [[frontends]]\nname = \"f\"\n\
+             [[profiles]]\nkind = \"k\"\n\
+             points = [{{ utilisation = 0, ttft_ms = 100, tbot_ms = 10 }}]\n\
+             [[engines]]\nname = \"a\"\nkind = \"k\"\nmodels = [\"m\"]\n\
+             address = \"127.0.0.1:1\"\ncapacity = {{ rps = 1 }}\n\
+             [[engines]]\nname = \"b\"\nkind = \"k\"\nmodels = [\"m\"]\n\
+             address = \"127.0.0.1:{port}\"\ncapacity = {{ rps = 1 }}\n\
+             [[rtt]]\nfrontend = \"f\"\nengine = \"a\"\nms = 1\n\
+             [[rtt]]\nfrontend = \"f\"\nengine = \"b\"\nms = 1\n\
+             [[routes]]\nname = \"c\"\nmodel = \"m\"\nprompt_tokens = 500\n\
+             output_tokens = 200\n\
+             [[demand]]\nfrontend = \"f\"\nroute = \"c\"\nrps = 1\n"
+        );
+        Topology::parse("two.toml", &text).expect("good")
+    }
+
+    #[test]
+    fn behind_another_address_it_is_another_distance() {
+        let mut memory = Memory::default();
+        for second in (0..200).step_by(2) {
+            at(&mut memory, second, 30.0);
+        }
+        let (old, moved) = (topology(2), topology(3));
+        assert_eq!(memory.carry(&old, &old), memory);
+        assert_eq!(memory.carry(&old, &moved), Memory::default());
     }
 
     #[test]
