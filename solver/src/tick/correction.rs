@@ -8,8 +8,9 @@
 
 mod capacity;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 
+use pointsman_shm::policy;
 use serde::{Deserialize, Serialize};
 
 use super::inputs::Inputs;
@@ -107,8 +108,10 @@ impl Memory {
             return;
         }
         let expected = expected(topology, state, world, inputs);
+        let mut served = served(topology, world, inputs);
         for id in topology.engine_ids() {
-            let Some(mut seen) = look(topology, world, inputs, id) else {
+            let served = std::mem::take(&mut served[id.0]);
+            let Some(mut seen) = look(topology, world, inputs, (id, served)) else {
                 if let Some(one) = self.engines.get_mut(&id) {
                     one.watch.pause(inputs.now_ns);
                 }
@@ -213,7 +216,7 @@ fn look<'a>(
     topology: &'a Topology,
     world: &World,
     inputs: &Inputs,
-    id: EngineId,
+    (id, served): (EngineId, Vec<(ClassId, Served)>),
 ) -> Option<Seen<'a>> {
     let capacity = world.capacity(id);
     if capacity <= 0.0 {
@@ -234,20 +237,18 @@ fn look<'a>(
         classes: Vec::new(),
     };
     let mut done = 0.0;
-    for (class_id, class) in topology.class_ids().zip(&topology.classes) {
-        let Some(pair) = class.eligible.iter().find(|pair| pair.engine == id) else {
+    for (class, served) in served {
+        let eligible = &topology.classes[class.0].eligible;
+        let Ok(at) = eligible.binary_search_by_key(&id, |pair| pair.engine) else {
             continue;
         };
-        let Some(served) = served(topology, world, inputs, (class_id, id)) else {
-            continue;
-        };
-        let seconds = world.seconds(topology, class_id, id);
+        let seconds = world.seconds(topology, class, id);
         seen.length_s = seen.length_s.max(served.length_s);
         seen.work += served.attempts as f64 * seconds;
         seen.attempts += served.attempts as f64;
         done += served.answers as f64 * seconds;
         seen.classes.push(SeenClass {
-            profile: &topology.profiles[pair.profile.0],
+            profile: &topology.profiles[eligible[at].profile.0],
             served,
         });
     }
@@ -259,30 +260,34 @@ fn look<'a>(
     Some(seen)
 }
 
-/// What all frontends saw of a class on an engine. Their times to first tokens hold a round trip,
-/// which is taken off.
-fn served(
-    topology: &Topology,
-    world: &World,
-    inputs: &Inputs,
-    (class, engine): (ClassId, EngineId),
-) -> Option<Served> {
-    let mut all: Option<Served> = None;
-    for frontend in topology.frontend_ids() {
-        let Some(one) = inputs.witness.served.get(&(frontend, class, engine)) else {
+/// By engine, then class: what all frontends saw. Their times to first tokens hold what sending a
+/// request took and the way back, which are taken off. What is said of a class or an engine that
+/// is not described is of no engine.
+fn served(topology: &Topology, world: &World, inputs: &Inputs) -> Vec<Vec<(ClassId, Served)>> {
+    let mut sums: BTreeMap<(EngineId, ClassId), Served> = BTreeMap::new();
+    for ((frontend, class, engine), one) in &inputs.witness.served {
+        let known = frontend.0 < topology.frontends.len()
+            && class.0 < topology.classes.len()
+            && engine.0 < topology.engines.len();
+        if !known {
             continue;
-        };
-        let all = all.get_or_insert_default();
+        }
+        let all = sums.entry((*engine, *class)).or_default();
         all.length_s = all.length_s.max(one.length_s);
         all.attempts = all.attempts.saturating_add(one.attempts);
         all.answers = all.answers.saturating_add(one.answers.0);
         all.first_tokens = all.first_tokens.saturating_add(one.first_tokens.0);
-        let network_ms = world.rtt_ms(topology, frontend, engine) * one.first_tokens.0 as f64;
+        let network_ms = world.in_first_token_ms(topology, (*frontend, *class, *engine));
+        let network_ms = network_ms * one.first_tokens.0 as f64;
         all.ttft_ms += (one.first_tokens.1 as f64 / 1e3 - network_ms).max(0.0);
         all.gaps = all.gaps.saturating_add(one.gaps.0);
         all.gaps_ms += one.gaps.1 as f64 / 1e3;
     }
-    all
+    let mut by_engine = vec![Vec::new(); topology.engines.len()];
+    for ((engine, class), served) in sums {
+        by_engine[engine.0].push((class, served));
+    }
+    by_engine
 }
 
 /// By engine: work that the weights that stand and what was offered say, engine-seconds. `None`
@@ -298,10 +303,12 @@ fn expected(
         return vec![None; topology.engines.len()];
     }
     for frontend in topology.frontend_ids() {
+        let classes = state.standing(frontend).map(|p| p.classes.iter());
+        let standing: HashMap<&str, &policy::Class> =
+            (classes.into_iter().flatten().map(|c| (&*c.name, c))).collect();
         for (id, class) in topology.class_ids().zip(&topology.classes) {
             let offered = inputs.looks.offered.get(&(frontend, id));
-            let standing = state.standing(frontend);
-            let standing = standing.and_then(|p| p.classes.iter().find(|c| c.name == class.name));
+            let standing = standing.get(&*class.name);
             let refuses = standing.is_none_or(|c| c.admitted_rps.iter().any(|r| r.is_finite()));
             let weights = world.previous(frontend, id);
             for (i, pair) in class.eligible.iter().enumerate() {
@@ -318,3 +325,6 @@ fn expected(
     }
     work
 }
+
+#[cfg(test)]
+mod tests;

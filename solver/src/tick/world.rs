@@ -110,16 +110,16 @@ impl World {
         }
     }
 
-    /// Round trip as measured, else as described, milliseconds.
-    pub(super) fn rtt_ms(
+    /// What the time to the first token of a mean request holds of the network, milliseconds.
+    pub(super) fn in_first_token_ms(
         &self,
         topology: &Topology,
-        frontend: FrontendId,
-        engine: EngineId,
+        (frontend, class, engine): (FrontendId, ClassId, EngineId),
     ) -> f64 {
-        let measured = self.ways[frontend.0 * topology.engines.len() + engine.0].rtt_ms;
-        let described = || topology.rtt_ms(frontend, engine).unwrap_or(0.0);
-        measured.unwrap_or_else(described)
+        let way = &self.ways[frontend.0 * topology.engines.len() + engine.0];
+        let bytes = body_bytes(topology, &self.demand[frontend.0 * self.classes + class.0]);
+        let rtt_ms = topology.rtt_ms(frontend, engine).unwrap_or(0.0);
+        way.in_first_token_ms(rtt_ms, further_rounds(bytes))
     }
 
     /// Weights that stand, in the order of the class's eligible engines.
