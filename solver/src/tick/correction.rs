@@ -22,6 +22,8 @@ use capacity::Capacity;
 
 /// Safe over hard capacity is never lower.
 const LEAST_SAFE: f64 = 0.05;
+/// How long proxies say nothing before what they said is no evidence any more, nanoseconds.
+const SILENT_NS: u64 = 10_000_000_000;
 /// Part of a class's capacity whose misfit holds its weights.
 const MOST_MISFIT: f64 = 0.5;
 
@@ -30,6 +32,8 @@ const MOST_MISFIT: f64 = 0.5;
 pub(super) struct Memory {
     engines: BTreeMap<EngineId, One>,
     last_ns: Option<u64>,
+    /// When anything was last served.
+    heard_ns: u64,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -105,15 +109,21 @@ impl Memory {
             .map_or(0.0, |last| inputs.now_ns.saturating_sub(last) as f64 / 1e9);
         self.last_ns = Some(inputs.now_ns);
         if inputs.witness.served.is_empty() {
+            // Proxies may just not have written since the last pass.
+            if inputs.now_ns.saturating_sub(self.heard_ns) > SILENT_NS {
+                let all = self.engines.values_mut();
+                all.for_each(|one| one.pause(inputs.now_ns));
+            }
             return;
         }
+        self.heard_ns = inputs.now_ns;
         let expected = expected(topology, state, world, inputs);
         let mut served = served(topology, world, inputs);
         for id in topology.engine_ids() {
             let served = std::mem::take(&mut served[id.0]);
             let Some(mut seen) = look(topology, world, inputs, (id, served)) else {
                 if let Some(one) = self.engines.get_mut(&id) {
-                    one.watch.pause(inputs.now_ns);
+                    one.pause(inputs.now_ns);
                 }
                 continue;
             };
@@ -150,6 +160,7 @@ impl Memory {
         Self {
             engines: self.engines.iter().filter_map(moved).collect(),
             last_ns: self.last_ns,
+            heard_ns: self.heard_ns,
         }
     }
 }
@@ -170,6 +181,12 @@ impl One {
         };
         self.watch.judge(id, seen, known);
         self.watch.lift(seen.pass_s);
+    }
+
+    /// Begins to look anew; what was found stands.
+    fn pause(&mut self, now_ns: u64) {
+        self.watch.pause(now_ns);
+        self.capacity.pause();
     }
 
     /// Safe over corrected capacity.

@@ -82,7 +82,7 @@ impl Capacity {
         if full || (nearly && !slow) {
             self.measure(seen, full);
         } else {
-            (self.full_ns, self.done, self.done_s) = (None, 0.0, 0.0);
+            self.pause();
         }
         if quick && !queue && self.factor < 1.0 {
             (self.measured, self.relaxes) = (None, true);
@@ -93,6 +93,11 @@ impl Capacity {
         let off = self.target() - self.factor;
         self.factor += off.clamp(-most, most);
         debug_assert!(self.factor >= RANGE.0 && self.factor <= RANGE.1);
+    }
+
+    /// Begins to measure anew, as of an engine of which nothing is seen.
+    pub(super) fn pause(&mut self) {
+        (self.full_ns, self.done, self.done_s) = (None, 0.0, 0.0);
     }
 
     fn measure(&mut self, seen: &Seen<'_>, full: bool) {

@@ -98,3 +98,30 @@ fn a_far_frontend_with_long_prompts_is_neither_misfit_nor_queue() {
     let last = (0..60).map(|_| near.look(0.7, 1.0, 240.0)).last();
     assert!(last.is_some_and(|c| c.misfit.is_some()), "{last:?}");
 }
+
+/// What a pass makes of an engine after looks of a time, a silence, and looks of another time.
+fn around(silent_s: u64, [before_s, after_s]: [u64; 2], look: [f64; 3]) -> Corrected {
+    let mut bench = Bench::new(0, 30_000);
+    let [load, answered, late_ms] = look;
+    let looks = |bench: &mut Bench, seconds: u64| {
+        let looks = (0..seconds / LOOK_S).map(|_| bench.look(load, answered, late_ms));
+        looks.last().expect("a look")
+    };
+    looks(&mut bench, before_s);
+    for _ in 0..silent_s / LOOK_S {
+        bench.pass(None);
+    }
+    looks(&mut bench, after_s)
+}
+
+#[test]
+fn what_was_seen_before_a_silence_is_no_evidence_after_it() {
+    // A minute of it makes a misfit.
+    let misfit = [0.7, 1.0, 240.0];
+    assert!(around(2, [40, 40], misfit).misfit.is_some());
+    assert_eq!(around(300, [40, 40], misfit).misfit, None);
+    // Half a minute of a queue measures a capacity.
+    let full = [0.97, 0.8, 240.0];
+    assert!(around(2, [18, 14], full).factor < 1.0);
+    assert_eq!(around(300, [18, 14], full).factor, 1.0);
+}
