@@ -235,7 +235,7 @@ fn look<'a>(
     inputs: &Inputs,
     (id, served): (EngineId, Vec<(ClassId, Served)>),
 ) -> Option<Seen<'a>> {
-    let capacity = world.capacity(id);
+    let capacity = world.unpenalised(id);
     if capacity <= 0.0 {
         return None;
     }

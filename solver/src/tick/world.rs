@@ -88,6 +88,16 @@ impl World {
         }
     }
 
+    /// The same without what penalties leave: how much an engine can do is no matter of how much
+    /// it is given.
+    pub(super) fn unpenalised(&self, engine: EngineId) -> f64 {
+        let now = &self.engines[engine.0];
+        match now.state {
+            PlannedState::Active => now.ready_share,
+            PlannedState::StandbyOnly | PlannedState::Draining | PlannedState::Out => 0.0,
+        }
+    }
+
     /// Engine-seconds of a mean request of a class, all frontends together.
     pub(super) fn seconds(&self, topology: &Topology, class: ClassId, engine: EngineId) -> f64 {
         let known = &self.seconds[class.0 * topology.engines.len() + engine.0];

@@ -125,3 +125,13 @@ fn what_was_seen_before_a_silence_is_no_evidence_after_it() {
     assert!(around(2, [18, 14], full).factor < 1.0);
     assert_eq!(around(300, [18, 14], full).factor, 1.0);
 }
+
+#[test]
+fn what_a_penalised_engine_can_do_is_what_it_could_before() {
+    let mut bench = Bench::new(0, 30_000);
+    bench.penalty = 0.6;
+    for _ in 0..60 {
+        let corrected = bench.look(0.6, 1.0, 0.0);
+        assert_eq!((corrected.misfit, corrected.factor), (None, 1.0));
+    }
+}
