@@ -4,6 +4,7 @@
     clippy::unwrap_used,
     reason = "helpers of tests: a panic is the failed test"
 )]
+#![expect(clippy::print_stdout, reason = "what was measured is printed")]
 
 use std::path::Path;
 use std::sync::Arc;
