@@ -8,6 +8,8 @@ use std::io::{Read as _, Write as _};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::time::Duration;
 
+use crate::wait::{SOON, eventually};
+
 /// What a client sends first.
 pub const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 
@@ -160,7 +162,11 @@ impl FrameConn {
     /// When none comes, or it begins otherwise.
     #[must_use]
     pub fn accept(listener: &TcpListener, settings: Option<&[(u16, u32)]>) -> Self {
-        let mut conn = Self::over(listener.accept().expect("a connection").0);
+        // A listener that waits by itself would wait for ever for one that never comes.
+        listener.set_nonblocking(true).expect("a listener");
+        let (socket, _) = eventually(SOON, "a connection", || listener.accept().ok());
+        listener.set_nonblocking(false).expect("a listener");
+        let mut conn = Self::over(socket);
         let mut preface = [0; PREFACE.len()];
         conn.socket.read_exact(&mut preface).expect("a preface");
         assert_eq!(preface, PREFACE);
