@@ -17,7 +17,7 @@ use super::client::{Client, Interrupt};
 use super::engines::EngineView;
 use super::exchange::{Answer, NoAnswer, exchange};
 use super::guarded::guarded;
-use super::h2::{self, Answers, Room, Slot};
+use super::h2::{self, Answers, Room, Slot, Wanted};
 use super::outgoing::Sending;
 use super::pool::may_open;
 use super::shard::Shard;
@@ -108,7 +108,7 @@ impl Attempt {
         loop {
             let opened = match self.engine.is_http2() {
                 false => self.open1(client, sending, is_replay).await,
-                true => self.open2(client, sending).await,
+                true => self.open2(client, sending, is_replay).await,
             };
             let (end, connection) = match opened {
                 Ok(opened) => {
@@ -189,10 +189,16 @@ impl Attempt {
         }
         Err(not_opened(no_answer, connection_of(conn.reused), client))
     }
+
     /// Tries one stream of an HTTP/2 connection.
-    async fn open2(&self, client: &mut Client, sending: &Sending<'_>) -> Result<Opened, NotOpened> {
+    async fn open2(
+        &self,
+        client: &mut Client,
+        sending: &Sending<'_>,
+        is_replay: bool,
+    ) -> Result<Opened, NotOpened> {
         let shard = &self.shard;
-        let slot = self.slot(client, sending.answers()).await?;
+        let slot = self.slot(client, sending.answers(), is_replay).await?;
         let request = sending.http2(&self.engine).ok_or(NotOpened::LetGo)?;
         let request = request.map_err(NotOpened::Unfit)?;
         let is_reused = slot.is_reused();
@@ -212,19 +218,27 @@ impl Attempt {
                 begun_ns,
             }),
             // A connection that breaks under requests is no proof that none was begun on, so this is
-            // no replay; only of one that was idle, and silent since, may it be.
+            // no replay; only of one that was idle, and silent since, may it be, and once: where no
+            // other could be made, a replay is on such a one itself.
             Err(no_answer) => {
-                let connection = connection_of(matches!(no_answer, NoAnswer::Unheard));
+                let is_unheard = matches!(no_answer, NoAnswer::Unheard);
+                let connection = connection_of(is_unheard && !is_replay);
                 Err(not_opened(no_answer, connection, client))
             }
         }
     }
 
     /// Room on an HTTP/2 connection; waits for it as long as a connect may take.
-    async fn slot(&self, client: &mut Client, answers: Answers) -> Result<Slot, NotOpened> {
+    async fn slot(
+        &self,
+        client: &mut Client,
+        answers: Answers,
+        is_replay: bool,
+    ) -> Result<Slot, NotOpened> {
         let shard = &self.shard;
+        let wanted = Wanted { answers, is_replay };
         client.set_deadline(monotonic_ns() + shard.connect_ns);
-        let room = poll_fn(|context| shard.pools2.poll_room(&self.engine, answers, context));
+        let room = poll_fn(|context| shard.pools2.poll_room(&self.engine, wanted, context));
         let ticket = match client.during(pin!(room)).await {
             Ok(Room::Slot(slot)) => return Ok(slot),
             Ok(Room::Connect(ticket)) => ticket,

@@ -215,6 +215,15 @@ impl EngineConn2 {
         opened > 0 && self.heard_bytes() == heard_bytes && !self.broken.get()
     }
 
+    /// Whether its engine may have closed it without our knowing: it served and lies idle, or lay
+    /// idle before what it carries now and was not heard since.
+    pub(super) fn is_doubtful(&self) -> bool {
+        match self.in_use.get() {
+            0 => self.opened.get() > 0,
+            _ => self.is_unheard(),
+        }
+    }
+
     /// Bytes heard from the engine so far.
     fn heard_bytes(&self) -> u64 {
         self.line.counts.heard_bytes()

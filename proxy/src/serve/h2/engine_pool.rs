@@ -47,6 +47,15 @@ pub(crate) enum Room {
     Connect(Ticket),
 }
 
+/// What a request wants of a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Wanted {
+    /// The answers that it is for.
+    pub(crate) answers: Answers,
+    /// It was lost on an idle connection already: another that was idle may be as dead.
+    pub(crate) is_replay: bool,
+}
+
 /// A request's room on a connection; given back when dropped.
 pub(crate) struct Slot {
     conn: Rc<EngineConn2>,
@@ -73,19 +82,22 @@ impl EnginePools2 {
     pub(crate) fn poll_room(
         &self,
         engine: &Rc<EngineView>,
-        answers: Answers,
+        wanted: Wanted,
         context: &Context<'_>,
     ) -> Poll<Room> {
+        let answers = wanted.answers;
         let pool = self.pool_of(engine.slot);
-        if let Some(conn) = pool.fullest(engine, Some(answers)) {
+        let fits = |conn: &EngineConn2| conn.answers == answers && wanted.trusts(conn);
+        if let Some(conn) = pool.fullest(engine, fits) {
             return Poll::Ready(Room::Slot(Slot::enter(conn)));
         }
-        if self.may_begin(&pool, engine, answers) {
+        if self.may_begin(&pool, engine, wanted) {
             return Poll::Ready(Room::Connect(Ticket::take(pool, engine, answers)));
         }
-        // A connection made for other answers is better than none, where no more may be made.
+        // A connection made for other answers, or of which little is known, is better than none,
+        // where no more may be made.
         if !pool.is_coming(engine, answers)
-            && let Some(conn) = pool.fullest(engine, None)
+            && let Some(conn) = pool.fullest(engine, |_| true)
         {
             return Poll::Ready(Room::Slot(Slot::enter(conn)));
         }
@@ -145,32 +157,37 @@ impl EnginePools2 {
         Rc::clone(by_engine.entry(slot).or_default())
     }
 
-    fn may_begin(&self, pool: &EnginePool, engine: &EngineView, answers: Answers) -> bool {
+    fn may_begin(&self, pool: &EnginePool, engine: &EngineView, wanted: Wanted) -> bool {
         let conns = pool.conns.borrow();
-        let of_kind = conns
-            .iter()
-            .filter(|conn| !conn.is_retired() && conn.answers == answers)
-            .count();
+        let counts = |conn: &&Rc<EngineConn2>| {
+            !conn.is_retired() && conn.answers == wanted.answers && wanted.trusts(conn)
+        };
+        let of_kind = conns.iter().filter(counts).count();
         // Those that are not made yet will have room for many.
-        !pool.is_coming(engine, answers)
+        !pool.is_coming(engine, wanted.answers)
             && of_kind < self.rules.connections
             && may_open(&self.metrics, engine)
     }
 }
 
+impl Wanted {
+    /// Whether the connection is none that its engine may have closed unseen, where that matters.
+    fn trusts(self, conn: &EngineConn2) -> bool {
+        !self.is_replay || !conn.is_doubtful()
+    }
+}
+
 impl EnginePool {
-    /// The fullest connection that has room.
+    /// The fullest connection that has room and fits.
     fn fullest(
         &self,
         engine: &Rc<EngineView>,
-        answers: Option<Answers>,
+        fits: impl Fn(&EngineConn2) -> bool,
     ) -> Option<Rc<EngineConn2>> {
         let conns = self.conns.borrow();
         let fit = conns.iter().filter(|conn| {
             // An engine that a new policy changed gets new connections.
-            Rc::ptr_eq(&conn.engine, engine)
-                && answers.is_none_or(|answers| conn.answers == answers)
-                && conn.has_room()
+            Rc::ptr_eq(&conn.engine, engine) && fits(conn) && conn.has_room()
         });
         fit.max_by_key(|conn| conn.in_use()).map(Rc::clone)
     }

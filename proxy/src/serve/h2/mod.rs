@@ -27,7 +27,7 @@ pub(crate) use answer::AnswerOut;
 pub(crate) use body_in::BodyIn;
 pub(crate) use client_conn::serve_client;
 pub(crate) use engine_conn::Answers;
-pub(crate) use engine_pool::{EnginePools2, Room, Slot};
+pub(crate) use engine_pool::{EnginePools2, Room, Slot, Wanted};
 pub(crate) use engine_stream::{Asked, Gathered, Reply, exchange};
 #[cfg(any(test, fuzzing))]
 pub use ops::{operate_as_client, operate_as_server};

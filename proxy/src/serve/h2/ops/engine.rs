@@ -13,7 +13,7 @@ use pointsman_shm::policy::Protocol;
 
 use super::super::Rules;
 use super::super::engine_conn::Answers;
-use super::super::engine_pool::{EnginePools2, Room, Slot};
+use super::super::engine_pool::{EnginePools2, Room, Slot, Wanted};
 use super::super::engine_stream::{Gathered, Reply};
 use super::peer::Peer;
 use super::{LAST_TURNS, Program, pair, turn};
@@ -130,11 +130,15 @@ impl World {
     /// Asks for something, over a new connection where there is no room.
     async fn ask(&mut self, program: &mut Program<'_>) {
         let context = Context::from_waker(Waker::noop());
-        let answers = match program.number() & 1 {
-            0 => Answers::Streams,
-            _ => Answers::Whole,
+        let number = program.number();
+        let wanted = Wanted {
+            answers: match number & 1 {
+                0 => Answers::Streams,
+                _ => Answers::Whole,
+            },
+            is_replay: number & 6 == 6,
         };
-        let slot = match self.pools.poll_room(&self.engine, answers, &context) {
+        let slot = match self.pools.poll_room(&self.engine, wanted, &context) {
             Poll::Pending => return,
             Poll::Ready(Room::Slot(slot)) => slot,
             Poll::Ready(Room::Connect(ticket)) => {
