@@ -105,9 +105,13 @@ impl PolicyIndex {
                 )
             })
             .collect();
-        let classes = policy.classes.iter().enumerate().map(|(at, class)| {
+        let classes = policy.classes.iter().map(|class| {
             let mut prepared = prepare(class, policy, &engines);
-            if let Some(old) = before.and_then(|before| before.classes.get(at)) {
+            // A class is the same by its number; its position shifts with each that comes or goes.
+            let old = before.and_then(|before| {
+                before.class(before.position_of(class.slot, class.generation)?)
+            });
+            if let Some(old) = old {
                 prepared.share(old);
             }
             prepared
@@ -291,6 +295,24 @@ mod tests {
         let newest = third.class(1).unwrap();
         assert!(!Arc::ptr_eq(&new.candidates, &newest.candidates));
         assert_eq!(newest.candidates[0].gate, Gate::Draining);
+    }
+
+    #[test]
+    fn what_is_shared_is_the_same_class_s_wherever_it_stands() {
+        let build = |before, policy: &Policy| PolicyIndex::build_after(before, policy, &|_| true);
+        let mut policy = testing::policy(&[1, 2], &[&[(1, 1.0)], &[(2, 1.0)]]);
+        let first = build(None, &policy);
+        // The first class goes, and the second stands in its place.
+        policy.classes.remove(0);
+        let second = build(Some(&first), &policy);
+        let (old, new) = (first.class(1).unwrap(), second.class(0).unwrap());
+        assert!(Arc::ptr_eq(&old.candidates, &new.candidates));
+        assert!(Arc::ptr_eq(&old.particulars, &new.particulars));
+        // Another life of its number is another class.
+        policy.classes[0].generation = Generation(7);
+        let third = build(Some(&second), &policy);
+        let newest = third.class(0).unwrap();
+        assert!(!Arc::ptr_eq(&new.candidates, &newest.candidates));
     }
 
     #[test]
