@@ -245,10 +245,12 @@ impl Story<'_> {
         body: &'b Body,
         passed: &Passed,
     ) -> std::result::Result<Stream<'b>, AttemptEnd> {
+        // Asked for only where there is room: a stream has it always, a sized body never.
+        let has_chunks = !self.client.is_stream() && answer.head.framing.may_be_chunked();
         let response = ClientResponse {
             version: self.head.version,
             keep_alive: passed.keeps,
-            takes_trailers: trailers::are_taken(self.head, self.bytes),
+            takes_trailers: has_chunks && trailers::are_taken(self.head, self.bytes),
             request_id: &self.id,
         };
         let (shard, target) = (&**self.shard, self.target.as_ref());

@@ -31,6 +31,14 @@ pub enum ResponseFraming {
     UntilClose,
 }
 
+impl ResponseFraming {
+    /// Whether a client of HTTP/1.1 gets the body in chunks, behind which trailers have room.
+    #[must_use]
+    pub fn may_be_chunked(self) -> bool {
+        matches!(self, Self::Chunked | Self::UntilClose)
+    }
+}
+
 /// The framing a head states; `None` where it states nothing.
 pub(crate) fn stated(
     fields: &[Field],
