@@ -108,9 +108,8 @@ impl PolicyIndex {
         let classes = policy.classes.iter().map(|class| {
             let mut prepared = prepare(class, policy, &engines);
             // A class is the same by its number; its position shifts with each that comes or goes.
-            let old = before.and_then(|before| {
-                before.class(before.position_of(class.slot, class.generation)?)
-            });
+            let old = before
+                .and_then(|before| before.class(before.position_of(class.slot, class.generation)?));
             if let Some(old) = old {
                 prepared.share(old);
             }

@@ -255,6 +255,14 @@ impl Body {
         self.trailers = lines.into();
     }
 
+    /// Whether lines stand behind it; known at its end.
+    pub(crate) fn has_trailers(&self) -> bool {
+        match &self.flow {
+            Some(flow) => flow.has_trailers(),
+            None => !self.trailers.is_empty(),
+        }
+    }
+
     /// The lines that stand behind it, as they came; known at its end.
     pub(crate) fn trailers(&self) -> Vec<u8> {
         match &self.flow {

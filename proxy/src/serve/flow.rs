@@ -199,6 +199,11 @@ impl Flow {
         Poll::Ready(Step::Moved)
     }
 
+    /// Whether lines stand behind it; known at its end.
+    pub(crate) fn has_trailers(&self) -> bool {
+        !self.trailers.borrow().is_empty()
+    }
+
     /// The lines that stand behind it, as they came; known at its end.
     pub(crate) fn trailers(&self) -> Vec<u8> {
         self.trailers.borrow().clone()

@@ -6,7 +6,8 @@
 //! as it came, within the bounds its reader has: [`crate::wire::chunked::MAX_TRAILER_BYTES`] of a
 //! chunked body, the header list's of a stream.
 //!
-//! Inside the proxy trailers are lines, each with its CR LF, as at a chunked body's end.
+//! Inside the proxy trailers are lines, each with its CR LF, as at a chunked body's end: as they came,
+//! and looked over once, where they leave.
 
 use http::HeaderMap;
 use http::header::{HeaderName, HeaderValue};
@@ -77,14 +78,12 @@ pub fn append_lines(out: &mut Vec<u8>, lines: &[u8]) {
     }
 }
 
-/// The lines of a stream's trailers that may cross.
+/// A stream's trailers as lines, as they came: who passes them on looks over them.
 #[must_use]
 pub fn lines_of(trailers: &HeaderMap) -> Vec<u8> {
     let mut out = Vec::new();
     for (name, value) in trailers {
-        if may_trail(name.as_str().as_bytes()) {
-            append_line(&mut out, name.as_str().as_bytes(), value.as_bytes());
-        }
+        append_line(&mut out, name.as_str().as_bytes(), value.as_bytes());
     }
     out
 }
@@ -164,6 +163,11 @@ mod tests {
         let sums: Vec<_> = map.get_all("x-sum").iter().collect();
         assert_eq!(sums, ["a b", "2"]);
         assert_eq!(lines_of(&map), b"x-sum: a b\r\nx-sum: 2\r\nx-empty: \r\n");
+        // What came is looked over where it leaves, not where it comes in.
+        let odd: HeaderMap = [(http::header::HOST, HeaderValue::from_static("x"))]
+            .into_iter()
+            .collect();
+        assert_eq!(lines_of(&odd), b"host: x\r\n");
         assert_eq!(map_of(b"Host: x\r\n"), None);
         assert_eq!(map_of(b""), None);
     }

@@ -34,7 +34,7 @@ impl BodyIn {
         &self.piece
     }
 
-    /// Its trailers as lines, those left out that may not cross; known at the end.
+    /// Its trailers as lines, as they came; known at the end.
     pub(crate) fn trailers(&self) -> &[u8] {
         &self.trailers
     }

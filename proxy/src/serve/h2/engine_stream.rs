@@ -85,7 +85,7 @@ pub(crate) async fn exchange(
     } = asked;
     let conn = slot.conn();
     let mut sender = conn.sender().ok_or(NoAnswer::Refused)?;
-    let is_empty = body.framing() == RequestFraming::Sized(0) && body.trailers().is_empty();
+    let is_empty = body.framing() == RequestFraming::Sized(0) && !body.has_trailers();
     let opened = sender.send_request(request, is_empty);
     // Refused here: nothing was sent, and the connection takes no more.
     let (response, upload) = opened.map_err(|_| {
@@ -286,7 +286,7 @@ async fn send(mut upload: SendStream<Bytes>, body: &Body, is_empty: bool) -> boo
     let mut index = 0;
     let mut next = body.next_piece(index).await;
     // Whether more follows is known beforehand only of a body that is all there.
-    let ends_with_data = body.flow().is_none() && body.trailers().is_empty();
+    let ends_with_data = body.flow().is_none() && !body.has_trailers();
     while let Some(mut piece) = next.take() {
         index += 1;
         let is_last = ends_with_data && body.piece(index).is_none();
