@@ -119,10 +119,15 @@ impl BodyRelay {
 
     /// The engine closed in good order: true, with the last bytes for the client in `out`, where
     /// that is how this body ends; false where it means that the rest is missing.
-    /// `trailers` are lines that go into a chunked body's end, where its client takes them.
+    /// `trailers` are lines, as they came, of which those that may cross go into a chunked body's
+    /// end, where its client takes them.
     pub(crate) fn close(&mut self, out: &mut Vec<u8>, trailers: &[u8]) -> bool {
         match self.relay {
-            Relay::WrapInChunks if self.takes_trailers => write_last_chunk(out, trailers),
+            Relay::WrapInChunks if self.takes_trailers => {
+                let mut lines = Vec::new();
+                trailers::append_lines(&mut lines, trailers);
+                write_last_chunk(out, &lines);
+            }
             Relay::WrapInChunks => write_last_chunk(out, b""),
             Relay::UntilClose => {}
             Relay::Nothing | Relay::Sized(_) | Relay::Chunked | Relay::Unwrap => return self.ended,
@@ -204,7 +209,7 @@ mod tests {
         assert!(whole);
         for (takes, end) in [(true, "0\r\nx-sum: 1\r\n\r\n"), (false, "0\r\n\r\n")] {
             let (mut body, mut sent) = (BodyRelay::new(Relay::WrapInChunks, takes), Vec::new());
-            assert!(body.close(&mut sent, b"x-sum: 1\r\n"));
+            assert!(body.close(&mut sent, b"Host: x\r\nx-sum: 1\r\n"));
             assert_eq!(sent, end.as_bytes());
         }
         assert!(!relayed(Relay::Chunked, &[b"5\r\nhello\r\n"], true).2);
