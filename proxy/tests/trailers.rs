@@ -17,6 +17,8 @@ both_drivers!(
     trailers_behind_a_stated_length_cross_between_streams,
     a_requests_trailers_follow_a_body_that_has_room_for_them,
     trailers_are_bounded,
+    /// B15: what `Connection` nominates is one connection's, behind a body too.
+    b15_nominated_names_do_not_trail,
     /// D09, C10: the end of a body that trailers stand behind counts once.
     d09_trailers_end_a_body_once,
     /// B19: crumbs of a cookie are one field.
@@ -203,6 +205,35 @@ fn a_requests_trailers_follow_a_body_that_has_room_for_them(driver: Driver) {
         assert_eq!(request.body, UNARY.as_bytes());
         assert_eq!(request.trailers, Some(passed()), "request {at}");
     }
+}
+
+fn b15_nominated_names_do_not_trail(driver: Driver) {
+    const TRAILERS: &str = "X-Hop: 1\r\nX-Sum: 9\r\n";
+    let engine = Engine::serving(|conn, _| {
+        conn.send("HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\nConnection: x-hop\r\n\r\n");
+        conn.send(format!("2\r\n{{}}\r\n0\r\n{TRAILERS}\r\n"));
+    });
+    let two = Engine2::named("two");
+    let proxies = [
+        flowing(driver, &Draft::single(engine.address())),
+        flowing(driver, &Draft::single(two.address()).http2()),
+    ];
+    let fields = "X-Model: m\r\nTE: trailers\r\nConnection: TE, X-Hop\r\n";
+    for proxy in &proxies {
+        let answer = proxy.ask(chunked(fields, UNARY, TRAILERS));
+        assert_eq!((answer.status(), answer.ending), (200, Ending::Complete));
+    }
+    let answer = proxies[0].ask(chunked(fields, UNARY, TRAILERS));
+    assert_eq!(answer.trailers, ["X-Sum: 9"]);
+    let stream = post2(proxies[0].address, CHAT, &[], UNARY.as_bytes(), None);
+    assert_eq!(stream.trailers.unwrap().len(), 1);
+    for request in &engine.requests()[..2] {
+        assert_eq!(request.trailers, ["X-Sum: 9"]);
+    }
+    let passed = two.requests()[0].trailers.clone().unwrap();
+    assert_eq!(passed.len(), 1);
+    assert_eq!(passed["x-sum"], "9");
+    proxies.iter().for_each(Proxy::await_rest);
 }
 
 fn trailers_are_bounded(driver: Driver) {

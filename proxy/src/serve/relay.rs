@@ -6,6 +6,7 @@
 //! buffer.
 
 use crate::wire::chunked::{ChunkedError, ChunkedReader};
+use crate::wire::field::Nominated;
 use crate::wire::http1_write::{Relay, write_chunk_size, write_last_chunk};
 use crate::wire::trailers;
 
@@ -28,8 +29,9 @@ pub(crate) struct Taken {
 }
 
 impl BodyRelay {
-    /// The relay of a body that begins now. `takes_trailers`: a chunked body's go to the client.
-    pub(crate) fn new(relay: Relay, takes_trailers: bool) -> Self {
+    /// The relay of a body that begins now. `takes_trailers`: a chunked body's go to the client, but
+    /// for those that are `nominated`.
+    pub(crate) fn new(relay: Relay, takes_trailers: bool, nominated: Nominated) -> Self {
         let left = match relay {
             Relay::Sized(length) => length,
             _ => 0,
@@ -38,7 +40,7 @@ impl BodyRelay {
         Self {
             relay,
             left,
-            reader: ChunkedReader::new(),
+            reader: ChunkedReader::leaving_out(nominated),
             ended,
             takes_trailers,
         }
@@ -144,7 +146,7 @@ mod tests {
     /// What the client gets, the payload, whether the end came, and how many pieces had bytes behind
     /// it.
     fn relayed(relay: Relay, pieces: &[&[u8]], closes: bool) -> (Vec<u8>, Vec<u8>, bool, usize) {
-        let mut body = BodyRelay::new(relay, false);
+        let mut body = BodyRelay::new(relay, false, Nominated::default());
         let (mut sent, mut payload, mut spare) = (Vec::new(), Vec::new(), 0);
         for piece in pieces {
             let (mut out, mut input) = (Vec::new(), piece.to_vec());
@@ -186,7 +188,7 @@ mod tests {
         let wire = b"5;x\r\nhello\r\n0\r\nX-A: 1\r\nContent-Length: 9\r\nx-b:2\r\n\r\njunk";
         for (takes, trailers) in [(true, "X-A: 1\r\nx-b: 2\r\n"), (false, "")] {
             for size in 1..=wire.len() {
-                let mut body = BodyRelay::new(Relay::Chunked, takes);
+                let mut body = BodyRelay::new(Relay::Chunked, takes, Nominated::default());
                 let (mut sent, mut has_spare) = (Vec::new(), false);
                 for piece in wire.chunks(size) {
                     let (mut out, mut input) = (Vec::new(), piece.to_vec());
@@ -208,7 +210,10 @@ mod tests {
         assert_eq!(sent, b"5\r\nhello\r\n0\r\n\r\n");
         assert!(whole);
         for (takes, end) in [(true, "0\r\nx-sum: 1\r\n\r\n"), (false, "0\r\n\r\n")] {
-            let (mut body, mut sent) = (BodyRelay::new(Relay::WrapInChunks, takes), Vec::new());
+            let (mut body, mut sent) = (
+                BodyRelay::new(Relay::WrapInChunks, takes, Nominated::default()),
+                Vec::new(),
+            );
             assert!(body.close(&mut sent, b"Host: x\r\nx-sum: 1\r\n"));
             assert_eq!(sent, end.as_bytes());
         }

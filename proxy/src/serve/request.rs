@@ -92,7 +92,7 @@ pub(crate) async fn run(
         bytes,
         id: Box::new(RequestId::choose(head, bytes, random)),
         started_ns,
-        upload: Upload::new(head.framing, client.is_stream()),
+        upload: Upload::new(head, bytes, client.is_stream()),
         flow: None,
         target: None,
         features: Features::default(),
@@ -241,7 +241,7 @@ impl Story<'_> {
         let flow = Flow::new(
             &self.shard.budget,
             self.head.framing,
-            Upload::new(self.head.framing, self.client.is_stream()),
+            Upload::new(self.head, self.bytes, self.client.is_stream()),
             (
                 self.shard.config.limits.flow_bytes,
                 timeouts.body_ms * 1_000_000,

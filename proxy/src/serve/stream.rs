@@ -17,6 +17,8 @@ use super::tally::Tally;
 use crate::clock::monotonic_ns;
 use crate::decide::retry::AttemptEnd;
 use crate::wire::chunked::ChunkedError;
+use crate::wire::field::Nominated;
+use crate::wire::framing::ResponseFraming;
 use crate::wire::head::Version;
 use crate::wire::http1_write::{ClientResponse, Relay, write_response};
 use crate::wire::http2_head::client_response;
@@ -102,11 +104,15 @@ impl<'a> Stream<'a> {
     ) -> Result<Self, (AttemptEnd, [Vec<u8>; 2])> {
         out.clear();
         let mut ends_by_close = false;
+        let nominated = match answer.head.framing {
+            ResponseFraming::Chunked => Nominated::of(&answer.head.fields, &answer.bytes),
+            _ => Nominated::default(),
+        };
         let relay = match &client.outbound {
             Outbound::Socket(_) => {
                 let relay = write_response(&mut out, &answer.head, &answer.bytes, response);
                 ends_by_close = relay.ends_by_close();
-                BodyRelay::new(relay, response.takes_trailers)
+                BodyRelay::new(relay, response.takes_trailers, nominated)
             }
             Outbound::Stream(stream) => {
                 let id = Some(response.request_id);
@@ -115,7 +121,8 @@ impl<'a> Stream<'a> {
                     Err(_) => return Err((AttemptEnd::BadHead, [answer.bytes, out])),
                 }
                 // A stream takes what the oldest clients take: bytes without framing.
-                BodyRelay::new(Relay::new(answer.head.framing, Version::Http10), false)
+                let relay = Relay::new(answer.head.framing, Version::Http10);
+                BodyRelay::new(relay, false, nominated)
             }
         };
         let begun_ns = answer.sent_ns.unwrap_or_else(monotonic_ns);

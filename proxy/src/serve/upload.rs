@@ -10,6 +10,7 @@ use super::shard::Shard;
 use crate::clock::monotonic_ns;
 use crate::error::{Error, Result};
 use crate::wire::chunked::ChunkedReader;
+use crate::wire::field::Nominated;
 use crate::wire::framing::RequestFraming;
 use crate::wire::json::{BodyFacts, JsonScan};
 use crate::wire::multipart::{Boundary, MultipartError, MultipartScan, is_form};
@@ -39,9 +40,14 @@ pub(crate) struct Upload {
 }
 
 impl Upload {
-    /// A body framed like this. `is_stream`: it has no framing of its own, and what would be chunked
-    /// ends with its stream.
-    pub(crate) fn new(framing: RequestFraming, is_stream: bool) -> Self {
+    /// The body behind this head, which was read from `bytes`. `is_stream`: it has no framing of its
+    /// own, and what would be chunked ends with its stream.
+    pub(crate) fn new(head: &RequestHead, bytes: &[u8], is_stream: bool) -> Self {
+        let framing = head.framing;
+        let nominated = match framing {
+            RequestFraming::Chunked => Nominated::of(&head.fields, bytes),
+            RequestFraming::None | RequestFraming::Sized(_) => Nominated::default(),
+        };
         let left = match framing {
             RequestFraming::Sized(length) => length,
             RequestFraming::None | RequestFraming::Chunked => 0,
@@ -50,7 +56,7 @@ impl Upload {
         Self {
             framing,
             left,
-            chunks: ChunkedReader::new(),
+            chunks: ChunkedReader::leaving_out(nominated),
             is_stream,
             ended,
         }

@@ -8,6 +8,7 @@
 
 use std::ops::Range;
 
+use crate::wire::field::Nominated;
 use crate::wire::framing::is_token_byte;
 
 /// Reads one chunked body.
@@ -18,6 +19,8 @@ pub struct ChunkedReader {
     extension_bytes: u32,
     /// Trailer lines so far, each with its line end.
     trailers: Vec<u8>,
+    /// Of these, what its connection keeps for itself.
+    nominated: Nominated,
 }
 
 /// What one piece of input brought.
@@ -109,6 +112,7 @@ impl Default for ChunkedReader {
             payload_bytes: 0,
             extension_bytes: 0,
             trailers: Vec::new(),
+            nominated: Nominated::default(),
         }
     }
 }
@@ -118,6 +122,15 @@ impl ChunkedReader {
     #[must_use]
     pub fn new() -> Self {
         Self::default()
+    }
+
+    /// The same, of a message whose head nominates these names: they are left out of the trailers.
+    #[must_use]
+    pub fn leaving_out(nominated: Nominated) -> Self {
+        Self {
+            nominated,
+            ..Self::default()
+        }
     }
 
     /// Reads `input`, the next bytes of the connection; `on_payload` gets the ranges of `input`
@@ -178,7 +191,8 @@ impl ChunkedReader {
         self.state == State::Ended
     }
 
-    /// Trailer lines so far, each with its line end, as they came.
+    /// Trailer lines, each with its line end, as they came; whole once the body has ended, and then
+    /// without those that belong to the connection.
     #[must_use]
     pub fn trailers(&self) -> &[u8] {
         &self.trailers
@@ -266,7 +280,10 @@ impl ChunkedReader {
         }
         match (self.state, byte) {
             (State::TrailerStart, b'\r') => Ok(State::EndLf),
-            (State::EndLf, b'\n') => Ok(State::Ended),
+            (State::EndLf, b'\n') => {
+                self.nominated.leave_out(&mut self.trailers);
+                Ok(State::Ended)
+            }
             (State::TrailerLf, b'\n') => Ok(State::TrailerStart),
             (State::TrailerStart, b'\n') => Err(ChunkedError::LineEnd),
             (State::EndLf | State::TrailerLf, _) => Err(ChunkedError::LineEnd),

@@ -109,6 +109,43 @@ impl Meaning {
     }
 }
 
+/// The names that the `Connection` lines of a head nominate: lines of these names are the
+/// connection's own, behind a body as in the head (RFC 9110, section 7.6.1).
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Nominated(Option<Box<[u8]>>);
+
+impl Nominated {
+    /// Those of a head's lines, read from `buffer`; a head with more than a few was refused.
+    #[must_use]
+    pub fn of(fields: &[Field], buffer: &[u8]) -> Self {
+        let lines = fields
+            .iter()
+            .filter(|field| field.meaning == Meaning::Connection);
+        let mut names = Vec::new();
+        for token in lines.flat_map(|field| tokens(field.value.of(buffer))) {
+            let is = |option: &[u8]| token.eq_ignore_ascii_case(option);
+            if !is(b"close") && !is(b"keep-alive") {
+                names.extend_from_slice(token);
+                names.push(b',');
+            }
+        }
+        Self((!names.is_empty()).then(|| names.into()))
+    }
+
+    /// Takes its lines out of `lines`, each of which has its line end.
+    pub(crate) fn leave_out(&self, lines: &mut Vec<u8>) {
+        let Some(names) = &self.0 else { return };
+        let is_nominated = |line: &[u8]| {
+            let name = line.split(|&byte| byte == b':').next().unwrap_or(line);
+            tokens(names).any(|nominated| nominated.eq_ignore_ascii_case(name))
+        };
+        let kept = lines
+            .split_inclusive(|&byte| byte == b'\n')
+            .filter(|line| !is_nominated(line));
+        *lines = kept.collect::<Vec<_>>().concat();
+    }
+}
+
 /// What the `Connection` lines of a head ask for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct ConnectionOptions {

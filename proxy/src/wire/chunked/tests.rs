@@ -49,6 +49,33 @@ fn trailers_are_kept_as_lines_and_where_they_begin_is_known() {
 }
 
 #[test]
+fn b15_what_the_head_nominates_is_left_out_of_the_trailers() {
+    use crate::wire::field::{Nominated, fields_of};
+    let nominated = |value: &'static [u8]| {
+        let name = "Connection";
+        let head = [name.as_bytes(), value].concat();
+        let text = std::str::from_utf8(&head[..name.len()]).unwrap();
+        let value = &head[name.len()..];
+        let fields = fields_of(&head, &[httparse::Header { name: text, value }]);
+        Nominated::of(&fields, &head)
+    };
+    let body = b"0\r\nX-Hop: a\r\nX-Sum: 9\r\nx-hopper:\r\nX-HOP: b\r\n\r\n";
+    for (value, trailers) in [
+        (&b"close, x-hop"[..], &b"X-Sum: 9\r\nx-hopper:\r\n"[..]),
+        (b"x-sum,X-Hop , x-hopper", b""),
+        (b"Keep-Alive", &body[3..body.len() - 2]),
+    ] {
+        let mut reader = ChunkedReader::leaving_out(nominated(value));
+        for byte in body {
+            reader.feed(&[*byte], |_| {}).unwrap();
+        }
+        assert!(reader.ended());
+        assert_eq!(reader.trailers(), trailers);
+    }
+    assert_eq!(nominated(b"close"), Nominated::default());
+}
+
+#[test]
 fn the_end_is_found_exactly() {
     let bytes = b"5\r\nhello\r\n1B;x=\"y;\\\"\\r\"\r\nabcdefghijklmnopqrstuvwxyz!\r\n0\r\n\r\nHTTP";
     let (payload, consumed, ended) = read(bytes, &[]).unwrap();
