@@ -10,7 +10,7 @@ use serde::Deserialize;
 use crate::history::read::Item;
 use crate::model::topology::{ClassId, EngineId, FrontendId, Topology};
 use crate::model::units::NonNegative;
-use crate::tick::{DemandSample, EngineSample, Health, Inputs, Looks, Orders, Witness};
+use crate::tick::{DemandSample, EngineSample, Health, Inputs, Looks, Offered, Orders, Witness};
 
 /// Longest line of a log, bytes.
 pub const MAX_LINE: u64 = 4 * 1024 * 1024;
@@ -284,11 +284,17 @@ fn carried(
             .collect(),
         ..Witness::default()
     };
-    let offered = inputs.looks.offered.into_iter().filter_map(|(key, given)| {
+    let looked = inputs.looks.offered.into_iter().filter_map(|(key, given)| {
         let class = known.routes.get(&then.classes.get(key.1.0)?.name)?;
         Some(((frontend(then, &known, key.0)?, *class), given))
     });
-    let offered = offered.collect();
+    // What were two classes then may be one.
+    let mut offered: BTreeMap<(FrontendId, ClassId), Offered> = BTreeMap::new();
+    for (key, given) in looked {
+        let sum = offered.entry(key).or_default();
+        sum.length_s = sum.length_s.max(given.length_s);
+        sum.count = sum.count.saturating_add(given.count);
+    }
     let engines = inputs.engines.into_iter();
     let engines = engines.filter_map(|sample| {
         let engine = engine(sample.engine)?;
@@ -301,7 +307,7 @@ fn carried(
         .into_iter()
         .filter_map(engine)
         .collect();
-    let mut demand = Vec::new();
+    let mut demand: Vec<DemandSample> = Vec::new();
     for sample in inputs.demand {
         let frontend = then.frontends.get(sample.frontend.0).map(|f| &f.name);
         let class = then.classes.get(sample.class.0).map(|c| &c.name);
@@ -309,11 +315,18 @@ fn carried(
             continue;
         };
         match (known.frontends.get(frontend), known.routes.get(class)) {
-            (Some(frontend), Some(class)) => demand.push(DemandSample {
-                frontend: *frontend,
-                class: *class,
-                ..sample
-            }),
+            (Some(frontend), Some(class)) => {
+                let sample = DemandSample {
+                    frontend: *frontend,
+                    class: *class,
+                    ..sample
+                };
+                let same = |d: &&mut DemandSample| (d.frontend, d.class) == (*frontend, *class);
+                match demand.iter_mut().find(same) {
+                    Some(other) => *other = together(other, &sample),
+                    None => demand.push(sample),
+                }
+            }
             (None, _) => drop(unknown.insert(format!("frontend {frontend}"))),
             (_, None) => drop(unknown.insert(format!("class {class}"))),
         }
@@ -332,5 +345,98 @@ fn carried(
         witness,
         looks: Looks { offered },
         blocks: Vec::new(),
+    }
+}
+
+/// Demand of what were two classes, as that of one: rates add up, means are of all requests.
+fn together(one: &DemandSample, other: &DemandSample) -> DemandSample {
+    let rates = [one, other].map(|d| d.by_priority_rps.iter().map(|r| r.value()).sum::<f64>());
+    let all = rates[0] + rates[1];
+    let mean = |of: fn(&DemandSample) -> Option<NonNegative>| match (of(one), of(other)) {
+        (Some(a), Some(b)) if all > 0.0 => {
+            NonNegative::new((a.value() * rates[0] + b.value() * rates[1]) / all)
+        }
+        (a, b) => a.or(b),
+    };
+    let priorities = one.by_priority_rps.len().max(other.by_priority_rps.len());
+    let rate = |p: usize| {
+        let of = |d: &DemandSample| d.by_priority_rps.get(p).map_or(0.0, |rps| rps.value());
+        NonNegative::new(of(one) + of(other)).unwrap_or_default()
+    };
+    DemandSample {
+        frontend: one.frontend,
+        class: one.class,
+        by_priority_rps: (0..priorities).map(rate).collect(),
+        prompt_tokens: mean(|d| d.prompt_tokens),
+        output_tokens: mean(|d| d.output_tokens),
+        cached_tokens: mean(|d| d.cached_tokens),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Two routes, which are one class where their prompts are alike.
+    fn topology(prompt_tokens: [u32; 2]) -> Topology {
+        let route = |(name, tokens): (&str, u32)| {
+            format!(
+                "[[routes]]\nname = \"{name}\"\nmodel = \"m\"\nheaders = {{ x-kind = \"{name}\" }}\n\
+                 prompt_tokens = {tokens}\noutput_tokens = 100\n"
+            )
+        };
+        let routes = route(("chat", prompt_tokens[0])) + &route(("batch", prompt_tokens[1]));
+        let text = format!(
+            "[solver]\ndemand = \"signals\"\n[[frontends]]\nname = \"f\"\n\
+             [[profiles]]\nkind = \"k\"\n\
+             points = [{{ utilisation = 0, ttft_ms = 100, tbot_ms = 10 }}]\n\
+             [[engines]]\nname = \"e\"\nkind = \"k\"\nmodels = [\"m\"]\n\
+             address = \"127.0.0.1:1\"\n\
+             capacity = {{ prefill_tps = 50000, decode_tps = 5000 }}\n\
+             [[rtt]]\nfrontend = \"f\"\nengine = \"e\"\nms = 1\n{routes}"
+        );
+        Topology::parse("t.toml", &text).expect("good")
+    }
+
+    #[test]
+    fn two_classes_that_became_one_bring_the_demand_of_both() {
+        let (then, now) = (topology([500, 2_000]), topology([500, 500]));
+        assert_eq!((then.classes.len(), now.classes.len()), (2, 1));
+        let number = |n: f64| NonNegative::new(n).expect("a number");
+        let mut inputs = Inputs::default();
+        for (k, (rps, tokens)) in [(30.0, 400.0), (10.0, 2_000.0)].into_iter().enumerate() {
+            inputs.demand.push(DemandSample {
+                frontend: FrontendId(0),
+                class: ClassId(k),
+                by_priority_rps: vec![number(rps)],
+                prompt_tokens: Some(number(tokens)),
+                output_tokens: None,
+                cached_tokens: None,
+            });
+            let look = Offered {
+                length_s: 2.0,
+                count: 2 * rps as u64,
+            };
+            inputs
+                .looks
+                .offered
+                .insert((FrontendId(0), ClassId(k)), look);
+        }
+        let mut unknown = BTreeSet::new();
+        let carried = carried(&then, &now, inputs, &mut unknown);
+        assert!(unknown.is_empty(), "{unknown:?}");
+        let [sample] = carried.demand.as_slice() else {
+            panic!("{:?}", carried.demand);
+        };
+        assert_eq!(sample.by_priority_rps, [number(40.0)]);
+        assert_eq!(sample.prompt_tokens, Some(number(800.0)));
+        let look = Offered {
+            length_s: 2.0,
+            count: 80,
+        };
+        assert_eq!(
+            carried.looks.offered,
+            [((FrontendId(0), ClassId(0)), look)].into()
+        );
     }
 }
