@@ -84,7 +84,8 @@ metrics! {
     ENGINE_UTILISATION Gauge "engine_utilisation" ["engine"] "Planned load over hard capacity."
     CAPACITY_FACTOR Gauge "engine_capacity_factor" ["engine"]
         "Capacity as corrected by evidence at saturation, over the described one."
-    SAFE_SHARE Gauge "engine_safe_share" ["engine"] "Safe over hard capacity in the last pass."
+    SAFE_SHARE Gauge "engine_safe_share" ["engine"] "Safe over hard capacity, as proxies are told."
+    PLANNED_SHARE Gauge "engine_planned_share" ["engine"] "Part of hard capacity that the last pass planned with."
     ENGINE_MISFIT Gauge "engine_misfit" ["engine", "measure"]
         "1 while the engine does not keep to its profile in this measure."
     WEIGHT Gauge "weight" ["frontend", "class", "engine"]

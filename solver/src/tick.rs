@@ -209,9 +209,9 @@ fn learn(
     world.measured(topology, &state.trips, &state.sockets);
     let mut memory = std::mem::take(&mut state.correction);
     memory.absorb(topology, state, world, inputs);
-    let corrected = memory.corrected(topology);
+    let mut corrected = memory.corrected(topology);
     state.correction = memory;
-    world.learn(topology, &corrected, &state.forecast);
+    world.learn(topology, &mut corrected, &state.forecast);
     for misfit in corrected.iter().filter_map(|one| one.misfit) {
         world.notes.push(format!(
             "engine {:?} does not keep to its profile: {} {:.2} of what was predicted when it was \

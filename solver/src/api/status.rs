@@ -177,8 +177,11 @@ pub struct EngineStatus {
     pub utilisation: Option<f64>,
     /// Capacity as corrected by evidence at saturation, over the described one.
     pub capacity_factor: Option<f64>,
-    /// Safe over hard capacity.
+    /// Safe over hard capacity, as proxies are told.
     pub safe_share: Option<f64>,
+    /// Part of hard capacity that is planned with: the safe one, or less for what demand may become.
+    #[serde(default)]
+    pub planned_share: Option<f64>,
     /// The measure in which it does not keep to its profile; `None` where it does.
     pub misfit: Option<&'static str>,
     /// KV memory held as planned over all of it; `None` where that is no bound.
@@ -411,6 +414,7 @@ fn engine(shared: &Shared, plan: Option<&Plan>, id: EngineId, record: &Record) -
         utilisation: planned.map(|planned| planned.utilisation),
         capacity_factor: learned.map(|one| one.factor),
         safe_share: learned.map(|one| one.safe),
+        planned_share: learned.map(|one| one.planned),
         misfit: misfit.map(|misfit| misfit.measure.name()),
         kv_utilisation: planned.and_then(|planned| planned.kv_utilisation),
         running: seen.readings.count(Signal::Running),

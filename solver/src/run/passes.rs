@@ -316,6 +316,8 @@ fn show_corrections(shared: &Shared, corrected: &[Corrected]) {
     shared.metrics.replace(&metrics::CAPACITY_FACTOR, factors);
     let safe = corrected.iter().map(|one| ([name(one)], one.safe));
     shared.metrics.replace(&metrics::SAFE_SHARE, safe);
+    let planned = corrected.iter().map(|one| ([name(one)], one.planned));
+    shared.metrics.replace(&metrics::PLANNED_SHARE, planned);
     let misfits = corrected.iter().flat_map(|one| {
         Measure::ALL.map(|measure| {
             let found = one.misfit.is_some_and(|misfit| misfit.measure == measure);

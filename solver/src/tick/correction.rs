@@ -49,8 +49,11 @@ pub struct Corrected {
     pub engine: EngineId,
     /// Capacity, parts of what is described.
     pub factor: f64,
-    /// Safe capacity, parts of the corrected one.
+    /// Safe capacity, parts of the corrected one, as proxies are told.
     pub safe: f64,
+    /// Parts of the corrected capacity that are planned with: what is safe, or less for what demand
+    /// may become.
+    pub planned: f64,
     /// That it does not keep to its profile.
     pub misfit: Option<Misfit>,
 }
@@ -138,10 +141,12 @@ impl Memory {
     pub(super) fn corrected(&self, topology: &Topology) -> Vec<Corrected> {
         let one = |id: EngineId| {
             let one = self.engines.get(&id).copied().unwrap_or_default();
+            let safe = one.safe(topology.settings.headroom.value());
             Corrected {
                 engine: id,
                 factor: one.capacity.factor(),
-                safe: one.safe(topology.settings.headroom.value()),
+                safe,
+                planned: safe,
                 misfit: one.watch.misfit(),
             }
         };

@@ -39,8 +39,8 @@ pub(super) struct World {
     /// Classes of each frontend.
     classes: usize,
     previous: Vec<Option<Vec<f64>>>,
-    /// By engine: safe over hard capacity.
-    safe: Vec<f64>,
+    /// By engine: parts of hard capacity that are planned with.
+    planned: Vec<f64>,
     /// By engine: no source gives it more than it does.
     gains_nothing: Vec<bool>,
     /// By class then engine: engine-seconds of a mean request, once asked for.
@@ -72,7 +72,7 @@ impl World {
             demand: demand(topology, inputs),
             classes: topology.classes.len(),
             previous,
-            safe: vec![topology.settings.headroom.value(); topology.engines.len()],
+            planned: vec![topology.settings.headroom.value(); topology.engines.len()],
             gains_nothing: vec![false; topology.engines.len()],
             seconds: vec![OnceCell::new(); topology.classes.len() * topology.engines.len()],
             ways: vec![Measured::default(); topology.frontends.len() * topology.engines.len()],
@@ -137,19 +137,20 @@ impl World {
         self.previous[frontend.0 * self.classes + class.0].as_deref()
     }
 
-    /// Lays over what was learned: capacities, and what is safe of them.
+    /// Lays over what was learned: capacities, and what of them is planned with, which it tells.
     pub(super) fn learn(
         &mut self,
         topology: &Topology,
-        corrected: &[Corrected],
+        corrected: &mut [Corrected],
         forecast: &Forecast,
     ) {
         let headroom = topology.settings.headroom.value();
         let loads = self.loads(topology);
-        for (one, loads) in corrected.iter().zip(&loads) {
+        for (one, loads) in corrected.iter_mut().zip(&loads) {
             let e = one.engine.0;
             self.engines[e].ready_share *= one.factor;
-            self.safe[e] = one.safe.min(forecast.safe(headroom, loads));
+            one.planned = one.safe.min(forecast.safe(headroom, loads));
+            self.planned[e] = one.planned;
             self.gains_nothing[e] = one.misfit.is_some();
         }
     }
@@ -232,8 +233,8 @@ impl World {
                 hold_observed,
             },
         );
-        for (engine, safe) in problem.engines.iter_mut().zip(&self.safe) {
-            engine.headroom = *safe;
+        for (engine, planned) in problem.engines.iter_mut().zip(&self.planned) {
+            engine.headroom = *planned;
         }
         self.measure_distances(topology, &mut problem);
         steady_small_sources(&mut problem);
