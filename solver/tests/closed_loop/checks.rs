@@ -1,10 +1,13 @@
 //! What a run of weights is held against.
 
+/// Seconds, and every weight at that time.
+type Point = (f64, Vec<f64>);
+
 /// Weights by time.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Run {
-    /// Seconds, and every weight at that time.
-    pub(crate) points: Vec<(f64, Vec<f64>)>,
+    /// In order.
+    pub(crate) points: Vec<Point>,
 }
 
 /// How far from its final value a weight is settled.
@@ -13,7 +16,7 @@ pub(crate) const SETTLED: f64 = 0.02;
 impl Run {
     /// The points from `from` up to `to`, seconds.
     pub(crate) fn part(&self, from: f64, to: f64) -> Self {
-        let inside = |(at, _): &&(f64, Vec<f64>)| (from..to).contains(at);
+        let inside = |(at, _): &&Point| (from..to).contains(at);
         Self {
             points: self.points.iter().filter(inside).cloned().collect(),
         }
@@ -34,7 +37,7 @@ impl Run {
     /// When every weight came within [`SETTLED`] of its final value for good.
     pub(crate) fn settled_s(&self) -> f64 {
         let last = self.last();
-        let off = |(_, weights): &&(f64, Vec<f64>)| {
+        let off = |(_, weights): &&Point| {
             weights
                 .iter()
                 .zip(last)
@@ -70,7 +73,7 @@ impl Run {
     pub(crate) fn worst(&self, before: &[f64]) -> Vec<(f64, f64)> {
         let beyond = |i: usize| {
             let step = self.last()[i] - before[i];
-            let one = |(_, w): &(f64, Vec<f64>)| (w[i] - self.last()[i]) * step.signum();
+            let one = |(_, w): &Point| (w[i] - self.last()[i]) * step.signum();
             self.points.iter().map(one).fold(0.0, f64::max)
         };
         let worst = (0..before.len()).max_by(|a, b| beyond(*a).total_cmp(&beyond(*b)));
@@ -95,9 +98,21 @@ impl Run {
         self.each().into_iter().map(one).fold(0.0, f64::max)
     }
 
+    /// Most that a weight differs from what it is in another run at the same time.
+    pub(crate) fn apart(&self, other: &Self) -> f64 {
+        assert_eq!(self.points.len(), other.points.len());
+        let pairs = self.points.iter().zip(&other.points);
+        let off = |((at, own), (also, others)): (&Point, &Point)| {
+            assert_eq!(at, also);
+            let weights = own.iter().zip(others);
+            weights.map(|(a, b)| (a - b).abs()).fold(0.0, f64::max)
+        };
+        pairs.map(off).fold(0.0, f64::max)
+    }
+
     /// Most that a weight differs from what it was.
     pub(crate) fn moved(&self, before: &[f64]) -> f64 {
-        let off = |(_, weights): &(f64, Vec<f64>)| {
+        let off = |(_, weights): &Point| {
             let pairs = weights.iter().zip(before);
             pairs.map(|(w, b)| (w - b).abs()).fold(0.0, f64::max)
         };

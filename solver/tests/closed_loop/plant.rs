@@ -15,6 +15,8 @@ use crate::random::Random;
 
 /// Length of a step, seconds.
 pub(crate) const STEP_S: f64 = 0.5;
+/// How long a conversation's prompts are computed anew after it moved, seconds.
+const COLD_S: f64 = 60.0;
 /// Memory of an engine's utilisation, steps.
 const UTILISATION_STEPS: f64 = 8.0;
 
@@ -29,6 +31,11 @@ pub(crate) struct Plant {
     /// What happened in steps that nobody looked at yet, oldest first.
     pub(crate) counted: VecDeque<Counts>,
     pub(crate) latencies: Vec<(f64, u64)>,
+    /// Attempts at engines that were dead, and requests refused, so far.
+    pub(crate) failed: u64,
+    pub(crate) shed: u64,
+    /// What a request takes more whose conversation moved, as a part of its work.
+    pub(crate) cold_work: f64,
     classes: usize,
     eligible: Vec<Vec<usize>>,
     adopted: Vec<Option<Policy>>,
@@ -61,6 +68,8 @@ pub(crate) struct Clients {
     pub(crate) count: f64,
     pub(crate) think_s: f64,
     pub(crate) thinking: f64,
+    /// Part of their conversations that moved lately.
+    cold: f64,
     carry: f64,
 }
 
@@ -102,6 +111,8 @@ pub(crate) struct Counts {
     pub(crate) offered: Vec<u64>,
     pub(crate) shed: u64,
     pub(crate) attempts: BTreeMap<(usize, usize), u64>,
+    /// By frontend and engine.
+    pub(crate) sent: BTreeMap<(usize, usize), u64>,
     pub(crate) answers: BTreeMap<(usize, usize), u64>,
     pub(crate) firsts: BTreeMap<(usize, usize), (u64, f64)>,
     pub(crate) gaps: BTreeMap<(usize, usize), (u64, f64)>,
@@ -160,6 +171,7 @@ impl Plant {
                     count,
                     think_s,
                     thinking: count,
+                    cold: 0.0,
                     carry: 0.0,
                 });
             }
@@ -174,6 +186,9 @@ impl Plant {
             step: 0,
             counted: VecDeque::new(),
             latencies: Vec::new(),
+            failed: 0,
+            shed: 0,
+            cold_work: 0.0,
             classes,
             eligible: topology.classes.iter().map(eligible).collect(),
             adopted: vec![None; topology.frontends.len()],
@@ -183,6 +198,17 @@ impl Plant {
     }
 
     pub(crate) fn adopt(&mut self, frontend: FrontendId, policy: Policy) {
+        if let Some(before) = &self.adopted[frontend.0] {
+            for (k, (class, was)) in policy.classes.iter().zip(&before.classes).enumerate() {
+                let stays = class.eligible.iter().map(|now| {
+                    let same = was.eligible.iter().find(|e| e.engine == now.engine);
+                    same.map_or(0.0, |e| e.weight).min(now.weight)
+                });
+                let stays: f64 = stays.sum();
+                let clients = &mut self.clients[frontend.0 * self.classes + k];
+                clients.cold = 1.0 - (1.0 - clients.cold) * stays.min(1.0);
+            }
+        }
         self.adopted[frontend.0] = Some(policy);
     }
 
@@ -284,7 +310,8 @@ impl Plant {
 
     fn arrive(&mut self, topology: &Topology, source: usize, counts: &mut Counts) {
         let (frontend, class) = (source / self.classes, source % self.classes);
-        let clients = &self.clients[source];
+        let clients = &mut self.clients[source];
+        clients.cold *= (-STEP_S / COLD_S).exp();
         let mean = clients.thinking.max(0.0) / clients.think_s * STEP_S;
         let offered = self.random.poisson(mean);
         let Some(policy) = &self.adopted[frontend] else {
@@ -305,6 +332,7 @@ impl Plant {
             taken = offered.min(clients.carry as u64);
             clients.carry -= taken as f64;
             counts.shed += offered - taken;
+            self.shed += offered - taken;
         }
         let at = |slot| {
             let mut engines = policy.engines.iter();
@@ -321,6 +349,7 @@ impl Plant {
             let mut engine = self.random.pick(&weights);
             if !self.engines[engine].alive {
                 counts.answered[engine].1 += 1;
+                self.failed += 1;
                 *counts.attempts.entry((class, engine)).or_default() += 1;
                 let left: Vec<(usize, f64)> = standby
                     .iter()
@@ -337,6 +366,7 @@ impl Plant {
         for (engine, count) in sent.into_iter().enumerate().filter(|(_, n)| *n > 0) {
             debug_assert!(self.eligible[class].contains(&engine));
             *counts.attempts.entry((class, engine)).or_default() += count;
+            *counts.sent.entry((frontend, engine)).or_default() += count;
             self.clients[source].thinking -= count as f64;
             let step = self.step;
             self.engines[engine].queue.push_back(Parcel {
@@ -359,7 +389,8 @@ impl Plant {
         let mut started = Vec::new();
         while let Some(parcel) = engine.queue.front_mut() {
             let class = parcel.source % self.classes;
-            let seconds = engine.seconds[class];
+            let cold = self.cold_work * self.clients[parcel.source].cold;
+            let seconds = engine.seconds[class] * (1.0 + cold);
             let fits = ((engine.credit / seconds) as u64).min(parcel.count);
             if fits == 0 {
                 break;

@@ -6,8 +6,8 @@ use pointsman_solver::collect::average::Average;
 use pointsman_solver::model::topology::{ClassId, EngineId, FrontendId, Topology};
 use pointsman_solver::model::units::NonNegative;
 use pointsman_solver::tick::{
-    Answers, Arrivals, DemandSample, EngineSample, Health, Inputs, Offered, RoundTrips, Service,
-    TickOutcome, TickState, tick,
+    Answers, Arrivals, DemandSample, EngineSample, Health, Inputs, Offered, RoundTrips, Sent,
+    Service, TickOutcome, TickState, tick,
 };
 
 use crate::checks::Run;
@@ -262,6 +262,7 @@ impl Stage {
             }
             inputs.witness.engines.insert(e, answers);
         }
+        self.sent(new, inputs);
         if let Some(last) = new.back() {
             for f in self.topology.frontend_ids() {
                 for e in self.topology.engine_ids() {
@@ -269,6 +270,26 @@ impl Stage {
                     let sum_us = (sum_ms * 1e3) as u64;
                     let trips = RoundTrips { count: 1, sum_us };
                     inputs.witness.trips.insert((f, e), trips);
+                }
+            }
+        }
+    }
+
+    /// Connections opened and requests sent. Each pass in which a frontend sends to an engine opens
+    /// one, so that who gets little opens many for it; a prompt is in the socket at once.
+    fn sent(&self, new: &VecDeque<Counts>, inputs: &mut Inputs) {
+        for f in self.topology.frontend_ids() {
+            for e in self.topology.engine_ids() {
+                let count = |c: &Counts| c.sent.get(&(f.0, e.0)).copied().unwrap_or(0);
+                let attempts: u64 = new.iter().map(count).sum();
+                if attempts > 0 {
+                    let rtt_ms = self.plant.rtt_ms[f.0 * self.topology.engines.len() + e.0];
+                    let sent = Sent {
+                        attempts,
+                        opened: (1, (rtt_ms * 1e3) as u64),
+                        uploads: (attempts, 50 * attempts),
+                    };
+                    inputs.witness.sent.insert((f, e), sent);
                 }
             }
         }
