@@ -15,6 +15,7 @@ use pointsman_tests::wire::Ending;
 both_drivers!(
     an_answers_trailers_reach_who_takes_them,
     trailers_behind_a_stated_length_cross_between_streams,
+    an_answer_is_whole_though_its_time_ends_in_the_wait_for_trailers,
     a_requests_trailers_follow_a_body_that_has_room_for_them,
     trailers_are_bounded,
     /// B15: what `Connection` nominates is one connection's, behind a body too.
@@ -141,6 +142,23 @@ fn trailers_behind_a_stated_length_cross_between_streams(driver: Driver) {
     // Over HTTP/1.1 a length leaves no room for them, and nobody waits.
     let answer = proxy.ask(post_with(CHAT, "TE: trailers\r\n", UNARY));
     assert_eq!((answer.text(), answer.ending), ("hello", Ending::Complete));
+    proxy.await_rest();
+}
+
+fn an_answer_is_whole_though_its_time_ends_in_the_wait_for_trailers(driver: Driver) {
+    let engine = Engine2::start(h2::server::Builder::new(), |_, mut answer| async move {
+        answer.head(200, &[("content-length", "5")]);
+        answer.send(b"hello", false).await;
+        answer.await_reset().await;
+    });
+    // Less than an engine has to end its stream.
+    let more = "[timeouts]\nconnect_ms = 800\ntotal_ms = 900";
+    let proxy = Proxy::configured(driver, &Draft::single(engine.address()).http2(), more);
+    let answer = post2(proxy.address, CHAT, &[], UNARY.as_bytes(), None);
+    assert_eq!((answer.status, answer.broken), (200, None));
+    assert_eq!((&*answer.body, answer.trailers), (&b"hello"[..], None));
+    let labels = [("outcome", "success")];
+    proxy.await_metric("pointsman_proxy_attempts_total", &labels, 1.0);
     proxy.await_rest();
 }
 
