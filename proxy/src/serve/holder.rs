@@ -21,6 +21,9 @@ pub(crate) struct Holder {
     owed: Cell<usize>,
     given_up: Cell<bool>,
     waker: RefCell<Option<Waker>>,
+    /// Bytes of pieces that are there, counted beside `owed` for who audits it.
+    #[cfg(any(test, fuzzing))]
+    pub(crate) alive: Cell<usize>,
 }
 
 impl Budget {
@@ -32,6 +35,8 @@ impl Budget {
             owed: Cell::new(0),
             given_up: Cell::new(false),
             waker: RefCell::new(None),
+            #[cfg(any(test, fuzzing))]
+            alive: Cell::new(0),
         });
         self.add_holder(&holder);
         holder

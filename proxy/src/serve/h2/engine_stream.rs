@@ -250,6 +250,12 @@ impl Reply {
         self.slot.conn()
     }
 
+    /// The number of its stream.
+    #[cfg(any(test, fuzzing))]
+    pub(super) fn stream(&self) -> u32 {
+        self.receive.stream_id().as_u32()
+    }
+
     /// Whether the connection had carried a request before.
     pub(crate) fn is_reused(&self) -> bool {
         self.slot.conn().is_reused()

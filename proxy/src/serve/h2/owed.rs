@@ -34,6 +34,8 @@ impl Owed {
     /// A piece that `holder` counts from now on.
     pub(super) fn new(bytes: Bytes, holder: &Rc<Holder>) -> Self {
         holder.owe(bytes.len());
+        #[cfg(any(test, fuzzing))]
+        holder.alive.update(|alive| alive + bytes.len());
         Self {
             bytes,
             holder: Rc::clone(holder),
@@ -71,6 +73,8 @@ impl Buf for Owed {
     fn advance(&mut self, count: usize) {
         self.bytes.advance(count);
         self.holder.paid(count);
+        #[cfg(any(test, fuzzing))]
+        self.holder.alive.update(|alive| alive - count);
     }
 }
 
@@ -78,6 +82,8 @@ impl Drop for Owed {
     // May run inside `h2`, which must not be called from here.
     fn drop(&mut self) {
         self.holder.paid(self.bytes.len());
+        #[cfg(any(test, fuzzing))]
+        self.holder.alive.update(|alive| alive - self.bytes.len());
     }
 }
 

@@ -86,6 +86,9 @@ pub(super) async fn run(mut program: Program<'_>) {
     }
     assert!(world.is_over.get(), "a connection outlives its peer");
     assert_eq!(world.budget.used(), 0, "bytes are held for nobody");
+    let holders = world.holders.borrow();
+    let left = holders.iter().filter(|one| one.strong_count() > 0).count();
+    assert_eq!(left, 0, "pieces or tails outlive their connection");
 }
 
 async fn begin(socket: crate::serve::sys::Socket) -> Option<(Rc<World>, Connection<Pipe, Owed>)> {
@@ -227,6 +230,15 @@ impl World {
             .map(|one| one.bytes())
             .sum();
         assert_eq!(self.budget.used(), held, "what is counted is what is held");
+        for holder in holders.iter().filter_map(Weak::upgrade) {
+            // What gave up is on no account.
+            let counted = if holder.is_given_up() {
+                0
+            } else {
+                holder.alive.get()
+            };
+            assert_eq!(holder.owed(), counted, "what is owed is what is there");
+        }
         let sent = self.sent.borrow();
         for (stream, got) in &peer.got {
             let sent = sent.get(stream).copied().unwrap_or_default();

@@ -12,7 +12,7 @@ use pointsman_shm::id::{EngineSlot, Generation};
 use pointsman_shm::policy::Protocol;
 
 use super::super::Rules;
-use super::super::engine_conn::Answers;
+use super::super::engine_conn::{Answers, EngineConn2};
 use super::super::engine_pool::{EnginePools2, Room, Slot, Wanted};
 use super::super::engine_stream::{Gathered, Reply};
 use super::peer::Peer;
@@ -38,6 +38,9 @@ struct World {
     asked: Vec<Asked>,
     /// The engine's sides, the last of which a program talks to.
     peers: Vec<Peer>,
+    /// Which of them is the other side of a connection; of one that came where another was, the
+    /// last counts.
+    sides: Vec<(*const EngineConn2, usize)>,
     now_ns: u64,
 }
 
@@ -118,6 +121,7 @@ impl World {
             holders: Vec::new(),
             asked: Vec::new(),
             peers: Vec::new(),
+            sides: Vec::new(),
             now_ns: monotonic_ns(),
         }
     }
@@ -154,6 +158,7 @@ impl World {
                     return;
                 };
                 monoio::spawn(driver);
+                self.sides.push((slot.conn(), self.peers.len() - 1));
                 slot
             }
         };
@@ -246,14 +251,25 @@ impl World {
                     // The client is slow: what came stays where it is.
                     Poll::Ready(Gathered::More) => Some(Asked::Answered(reply)),
                     Poll::Ready(Gathered::Whole) => {
-                        let is_ended = |peer: &Peer| !peer.ended.is_empty();
-                        assert!(self.peers.iter().any(is_ended), "an end that nobody said");
+                        let peer = self.peer_of(reply.conn());
+                        let stream = reply.stream();
+                        assert!(
+                            peer.ended.contains(&stream),
+                            "{stream}: an end that nobody said"
+                        );
                         None
                     }
                     Poll::Ready(Gathered::Failed(_)) => None,
                 }
             }
         }
+    }
+
+    /// The engine's side of a connection.
+    fn peer_of(&self, conn: &EngineConn2) -> &Peer {
+        let mut sides = self.sides.iter().rev();
+        let side = sides.find(|(other, _)| std::ptr::eq(*other, conn));
+        &self.peers[side.expect("each connection was begun here").1]
     }
 
     /// Time passes, and the shard looks after its connections.
