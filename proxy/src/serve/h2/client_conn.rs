@@ -6,6 +6,7 @@
 
 use std::cell::Cell;
 use std::future::poll_fn;
+use std::ops::ControlFlow;
 use std::rc::Rc;
 use std::task::{Context, Poll};
 
@@ -122,28 +123,12 @@ impl ClientConn {
             if self.watch(connection, context).is_ready() {
                 return Poll::Ready(());
             }
-            self.line.begin_turn();
-            let mut ended = false;
-            loop {
-                match connection.poll_accept(context) {
-                    Poll::Ready(Some(Ok((request, respond)))) => self.start(request, respond),
-                    Poll::Ready(Some(Err(_)) | None) => {
-                        ended = true;
-                        break;
-                    }
-                    Poll::Pending => break,
-                }
-            }
-            self.tails.look(context);
-            if self.line.counts.is_flooded() {
-                self.end(connection);
-            }
+            let start = |request, respond| self.start(request, respond);
+            let end = |connection: &mut _| self.end(connection);
+            let moved = round(connection, (&self.line, &self.tails), context, start, end);
             self.alarm.set_idle(self.running.get() == 0);
-            match self.line.push(context) {
-                Pushed::Broken => return Poll::Ready(()),
-                _ if ended => return Poll::Ready(()),
-                Pushed::HasRoom => {}
-                Pushed::Quiet => return Poll::Pending,
+            if let ControlFlow::Break(done) = moved {
+                return done;
             }
         }
     }
@@ -224,6 +209,40 @@ impl ClientConn {
             running,
         );
         monoio::spawn(guarded(Rc::clone(&self.shard), story));
+    }
+}
+
+/// One round of a connection: takes what came, gives `start` each request, lets go of tails, tells
+/// `end` of a flood, and hands over what is to be written. Breaks with whether the connection is at
+/// its end or waits.
+pub(super) fn round(
+    connection: &mut Connection<Pipe, Owed>,
+    (line, tails): (&Rc<Line>, &Tails),
+    context: &mut Context<'_>,
+    mut start: impl FnMut(Request<RecvStream>, SendResponse<Owed>),
+    end: impl FnOnce(&mut Connection<Pipe, Owed>),
+) -> ControlFlow<Poll<()>> {
+    line.begin_turn();
+    let mut ended = false;
+    loop {
+        match connection.poll_accept(context) {
+            Poll::Ready(Some(Ok((request, respond)))) => start(request, respond),
+            Poll::Ready(Some(Err(_)) | None) => {
+                ended = true;
+                break;
+            }
+            Poll::Pending => break,
+        }
+    }
+    tails.look(context);
+    if line.counts.is_flooded() {
+        end(connection);
+    }
+    match line.push(context) {
+        Pushed::Broken => ControlFlow::Break(Poll::Ready(())),
+        _ if ended => ControlFlow::Break(Poll::Ready(())),
+        Pushed::HasRoom => ControlFlow::Continue(()),
+        Pushed::Quiet => ControlFlow::Break(Poll::Pending),
     }
 }
 

@@ -3,6 +3,7 @@
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::future::poll_fn;
+use std::ops::ControlFlow;
 use std::rc::{Rc, Weak};
 use std::task::{Context, Poll, Waker};
 
@@ -13,8 +14,9 @@ use http::Response;
 
 use super::super::answer::AnswerOut;
 use super::super::body_in::BodyIn;
+use super::super::client_conn::round;
 use super::super::count::{Allowance, Counts};
-use super::super::line::{Line, Pipe, Pushed, Reading};
+use super::super::line::{Line, Pipe, Reading};
 use super::super::owed::{Owed, Tails};
 use super::peer::Peer;
 use super::{LAST_TURNS, Program, pair, turn};
@@ -35,7 +37,6 @@ struct World {
     /// What our side sent on each stream.
     sent: RefCell<BTreeMap<u32, Sent>>,
     is_over: Cell<bool>,
-    driver: RefCell<Option<Waker>>,
 }
 
 /// A request and what is answered.
@@ -115,38 +116,24 @@ async fn begin(socket: crate::serve::sys::Socket) -> Option<(Rc<World>, Connecti
         holders: RefCell::default(),
         sent: RefCell::default(),
         is_over: Cell::new(false),
-        driver: RefCell::default(),
     });
     Some((world, connection))
 }
 
-/// Moves the connection as its product does.
+/// Moves the connection by the product's own rounds.
 async fn drive(world: Rc<World>, mut connection: Connection<Pipe, Owed>) {
     let mut is_ending = false;
     poll_fn(|context| {
-        *world.driver.borrow_mut() = Some(context.waker().clone());
         loop {
-            world.line.begin_turn();
-            let mut ended = false;
-            loop {
-                match connection.poll_accept(context) {
-                    Poll::Ready(Some(Ok((request, respond)))) => world.start(request, respond),
-                    Poll::Ready(Some(Err(_)) | None) => {
-                        ended = true;
-                        break;
-                    }
-                    Poll::Pending => break,
+            let start = |request, respond| world.start(request, respond);
+            let end = |connection: &mut Connection<Pipe, Owed>| {
+                if !std::mem::replace(&mut is_ending, true) {
+                    connection.abrupt_shutdown(Reason::ENHANCE_YOUR_CALM);
                 }
-            }
-            world.tails.look(context);
-            if world.line.counts.is_flooded() && !std::mem::replace(&mut is_ending, true) {
-                connection.abrupt_shutdown(Reason::ENHANCE_YOUR_CALM);
-            }
-            match world.line.push(context) {
-                Pushed::Broken => return Poll::Ready(()),
-                _ if ended => return Poll::Ready(()),
-                Pushed::HasRoom => {}
-                Pushed::Quiet => return Poll::Pending,
+            };
+            let parts = (&world.line, &*world.tails);
+            if let ControlFlow::Break(done) = round(&mut connection, parts, context, start, end) {
+                return done;
             }
         }
     })
