@@ -127,6 +127,7 @@ pub(super) fn taken(shape: &Shape, has_subject: bool, report: &Value) -> Taken {
     Taken {
         ops: count("/ops").unwrap_or(0),
         ops_per_s: number("/ops_per_s").filter(|_| timed),
+        held_per_s: number("/held_per_s").filter(|_| shape.pace_us() > 0 && timed),
         cpu_us_per_op: number("/subject_us_per_op").filter(|_| timed && has_subject),
         p50_us: of_latency("p50"),
         p99_us: of_latency("p99"),
@@ -254,7 +255,8 @@ mod tests {
     #[test]
     fn a_report_of_streams_gives_tokens_and_their_delay() {
         let report = json!({
-            "ops": 25_000, "ops_per_s": 10_000.0, "subject_us_per_op": 9.5,
+            "ops": 25_000, "ops_per_s": 10_000.0, "held_per_s": 10_010.0,
+            "subject_us_per_op": 9.5,
             "latency_us": {"p50": 1.0}, "delay_us": {"p50": 80.5, "p99": 300.0},
             "ttft_us": {"p99": 500.0}, "failed": 2, "failures": {"reset": 2},
             "subject_cores": 0.4, "engine_cores": 0.25, "client_cores": 0.25
@@ -271,11 +273,13 @@ mod tests {
         );
         assert_eq!((found.p50_us, found.p99_us), (Some(80.5), Some(300.0)));
         assert_eq!((found.ttft_p99_us, found.cancel_ms), (Some(500.0), None));
+        assert_eq!(found.held_per_s, Some(10_010.0));
         assert_eq!(found.instrument_cores, 0.5);
         assert_eq!(taken(shape, false, &report).cpu_us_per_op, None);
         let shape = step(1, "haproxy", "unary-small").shape;
         let found = taken(shape, true, &report);
         assert_eq!((found.p50_us, found.ttft_p99_us), (Some(1.0), None));
+        assert_eq!(found.held_per_s, None);
     }
 
     #[test]

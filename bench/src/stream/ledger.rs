@@ -13,6 +13,8 @@ pub(super) struct Taken {
     /// Requests answered, or tokens that came.
     pub(super) ops: u64,
     pub(super) ops_per_s: Option<f64>,
+    /// Tokens of paced streams that fell due in whole paces of the window and came in it.
+    pub(super) held_per_s: Option<f64>,
     /// CPU time of the subject's processes.
     pub(super) cpu_us_per_op: Option<f64>,
     /// Of whole answers, or from an engine's write of a token to its reading.
@@ -43,6 +45,7 @@ pub(super) struct Taken {
 #[serde(rename_all = "snake_case")]
 pub(super) enum Figure {
     OpsPerS,
+    HeldPerS,
     CpuUsPerOp,
     P50Us,
     P99Us,
@@ -65,6 +68,7 @@ impl Taken {
     pub(super) fn figure(&self, figure: Figure) -> Option<f64> {
         match figure {
             Figure::OpsPerS => self.ops_per_s,
+            Figure::HeldPerS => self.held_per_s,
             Figure::CpuUsPerOp => self.cpu_us_per_op,
             Figure::P50Us => self.p50_us,
             Figure::P99Us => self.p99_us,
@@ -82,6 +86,7 @@ impl Figure {
     pub(super) fn name(self) -> &'static str {
         match self {
             Self::OpsPerS => "ops/s",
+            Self::HeldPerS => "tokens/s held",
             Self::CpuUsPerOp => "CPU us/op",
             Self::P50Us => "p50 us",
             Self::P99Us => "p99 us",

@@ -96,7 +96,7 @@ impl Drive {
                 .collect(),
             workers: (0..args.conns).map(worker).collect(),
             requests: Requests::new(&args),
-            tally: Tally::new(),
+            tally: Tally::new(monotonic_ns(), args.pace_us),
             moved: Moved::default(),
             waiting: BinaryHeap::new(),
             ready: Vec::new(),
@@ -319,9 +319,9 @@ impl Drive {
     }
 
     fn begin(&mut self) {
-        self.tally = Tally::new();
         let cpu = CpuTimes::now(&self.args.pid, &self.args.engine_pid);
         let began_ns = monotonic_ns();
+        self.tally = Tally::new(began_ns, self.args.pace_us);
         self.window = Some(Begun {
             began_ns,
             cpu,

@@ -6,7 +6,7 @@
 //! between.
 //!
 //! `drive` is the loop, `link` a connection, `exchange` a request and its answer, `tally`
-//! what is counted; `leave` is the mode that cancels.
+//! what is counted, `held` by when it was due; `leave` is the mode that cancels.
 
 use std::net::SocketAddr;
 
@@ -16,6 +16,7 @@ use clap::ValueEnum;
 mod carry;
 mod drive;
 mod exchange;
+mod held;
 mod leave;
 mod link;
 mod report;

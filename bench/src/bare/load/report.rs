@@ -47,6 +47,7 @@ pub(super) fn of(args: &Args, tally: &Tally, window: &Window) -> Value {
         "mode": mode(args.mode), "http": if args.http == Http::H1 { "h1" } else { "h2" },
         "requests": tally.requests, "tokens": tally.tokens,
         "ops": ops, "ops_per_s": ops as f64 / seconds,
+        "held_per_s": tally.held.per_s(window.ended_ns),
         "failed": tally.failed(), "failures": failures,
         "latency_us": percentiles(&tally.latency), "ttft_us": percentiles(&tally.ttft),
         "delay_us": percentiles(&tally.delay), "late_us": percentiles(&tally.late),

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use hdrhistogram::Histogram;
 
 use super::exchange::Failure;
+use super::held::Held;
 use crate::stamp::Stamp;
 
 /// The longest time told apart, ten minutes in ns.
@@ -16,6 +17,8 @@ pub(super) struct Tally {
     pub(super) requests: u64,
     /// Tokens that came.
     pub(super) tokens: u64,
+    /// Tokens that came, by when they were due.
+    pub(super) held: Held,
     /// Reads that brought a token.
     pub(super) token_reads: u64,
     /// Failures by kind.
@@ -33,8 +36,8 @@ pub(super) struct Tally {
 }
 
 impl Tally {
-    /// Nothing counted yet.
-    pub(super) fn new() -> Self {
+    /// Nothing counted yet of a window that begins, of streams of this pace.
+    pub(super) fn new(began_ns: u64, pace_us: u64) -> Self {
         let empty = || {
             let mut histogram = Histogram::new_with_bounds(1, LONGEST_NS, 3)
                 .expect("the bounds are constants that it takes");
@@ -44,6 +47,7 @@ impl Tally {
         Self {
             requests: 0,
             tokens: 0,
+            held: Held::new(began_ns, pace_us),
             token_reads: 0,
             failures: BTreeMap::new(),
             xxh3: 0,
@@ -57,6 +61,7 @@ impl Tally {
     /// Counts a token that was read at `now_ns`.
     pub(super) fn token(&mut self, stamp: Stamp, now_ns: u64) {
         self.tokens += 1;
+        self.held.count(stamp.due_ns, now_ns);
         self.delay
             .saturating_record(now_ns.saturating_sub(stamp.sent_ns).max(1));
         self.late
