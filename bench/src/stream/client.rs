@@ -207,7 +207,7 @@ mod tests {
         assert!(line.starts_with("bare-load --addr 127.0.0.1:81 --http h2 --streams-per-conn 100"));
         for part in [
             "--conns 256 --pace-us 20000 --pid 7,8 --engine-pid 9",
-            "--tokens 64 --mode stream --ramp-ms 1280 --control",
+            "--tokens 64 --mode stream --ramp-ms 1260 --control",
         ] {
             assert!(line.contains(part), "{line}");
         }

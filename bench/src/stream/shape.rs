@@ -135,13 +135,15 @@ impl Shape {
         }
     }
 
-    /// Time that the first requests are spread over, so that streams do not end together.
+    /// Time that the first requests are spread over, so that streams do not end together: as long
+    /// as a stream lasts. In gaps that is an odd number without a factor in common with the numbers
+    /// of streams, so that no two streams that are spread evenly have their tokens together.
     pub(super) fn ramp(&self) -> Duration {
         match self.work {
             Work::Stream {
                 pace: Pace::Even | Pace::Burst,
                 ..
-            } => Duration::from_micros(TOKENS * PACE_US),
+            } => Duration::from_micros((TOKENS - 1) * PACE_US),
             // A millisecond each: no queue of connections to accept grows long.
             Work::Held { streams } => Duration::from_millis(streams),
             _ => Duration::ZERO,
@@ -201,11 +203,29 @@ mod tests {
     #[test]
     fn streams_of_one_pace_start_over_a_whole_streams_length() {
         let shape = Shape::named("burst-256x20ms").unwrap();
-        assert_eq!(shape.ramp(), Duration::from_millis(1_280));
+        assert_eq!(shape.ramp(), Duration::from_millis(1_260));
         assert_eq!((shape.at_once(), shape.pace_us()), (256, 20_000));
         let shape = Shape::named("stream-max").unwrap();
         assert_eq!(shape.ramp(), Duration::ZERO);
         assert_eq!((shape.at_once(), shape.pace_us()), (64, 0));
+    }
+
+    #[test]
+    fn tokens_that_are_spread_evenly_are_due_one_by_one() {
+        for name in ["stream-200x20ms", "stream-500x20ms", "stream-1000x20ms"] {
+            let shape = Shape::named(name).unwrap();
+            let (count, pace_ns) = (shape.at_once(), 1_000 * shape.pace_us());
+            let ramp_ns = shape.ramp().as_nanos() as u64;
+            let mut phases: Vec<u64> = (0..count).map(|i| ramp_ns * i / count % pace_ns).collect();
+            phases.sort_unstable();
+            let gaps = phases.windows(2).map(|pair| pair[1] - pair[0]);
+            let even_ns = pace_ns / count;
+            let gaps: Vec<u64> = gaps.collect();
+            assert!(
+                gaps.iter().all(|gap| gap.abs_diff(even_ns) <= 1),
+                "{name}: {gaps:?}"
+            );
+        }
     }
 
     #[test]
@@ -221,7 +241,7 @@ mod tests {
             (exact * 1e6).round() / 1e6
         };
         assert_eq!(seconds("unary-small", "haproxy"), 3.3);
-        assert_eq!(seconds("burst-256x20ms", "envoy"), 5.08);
+        assert_eq!(seconds("burst-256x20ms", "envoy"), 5.06);
         assert_eq!(seconds("held-4000", "nginx"), 5.3);
         assert_eq!(seconds("cancel", "vllm-router"), 7.5);
     }
