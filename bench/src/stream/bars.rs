@@ -2,7 +2,9 @@
 //!
 //! A promise about CPU time or latency is about the median of ratios: the product's figure over
 //! the rival's of the same round, so that what changes on the machine between rounds falls out.
-//! Others are about the figure itself. Where something failed, no promise is kept.
+//! Others are about the figure itself. Where something of the product failed, or no window of it
+//! could be measured, a promise is broken. Where something of a rival failed, its window is none to
+//! be measured against: nobody keeps a promise by another's failure.
 
 use serde::Serialize;
 
@@ -29,8 +31,11 @@ pub(super) struct Bar {
     /// Whose figure of the same round it is divided by; `None`: by nothing.
     pub(super) against: Option<String>,
     pub(super) bound: Bound,
-    /// Over the rounds: the ratios, or the figures themselves; `None`: not measured.
+    /// Over the rounds: the ratios, or the figures themselves; `None`: not measured, or not beside
+    /// a rival without failures.
     pub(super) found: Option<Quartiles>,
+    /// The product's own figure, the median of its rounds.
+    pub(super) own: Option<f64>,
     /// How far behind the best peer, in µs, where that may be enough.
     pub(super) behind_us: Option<f64>,
     /// The same figure without anybody between client and engine.
@@ -38,7 +43,7 @@ pub(super) struct Bar {
     pub(super) failed: u64,
     /// Windows of both that others disturbed.
     pub(super) noisy: usize,
-    /// `None`: not measured.
+    /// `None`: not measured, or not beside a rival without failures.
     pub(super) met: Option<bool>,
 }
 
@@ -216,21 +221,21 @@ fn judge(promise: &Promise, ledger: &Ledger) -> Bar {
         rival,
         bound,
     } = promise;
-    let pairs: Vec<(f64, f64)> = ledger
-        .windows(system.name, shape)
-        .filter_map(|(round, taken)| {
-            let rivals = of_rival(rival, ledger, round, shape, figure)?;
-            Some((taken.figure(figure)?, rivals))
-        })
-        .collect();
-    let found = Quartiles::of(pairs.iter().map(|(own, rivals)| own / rivals));
+    let windows = ledger.windows(system.name, shape);
+    let pairs = windows.filter_map(|(round, taken)| {
+        let (rivals, is_noisy) = of_rival(rival, ledger, round, shape, figure)?;
+        let noisy = usize::from(taken.noisy) + usize::from(is_noisy);
+        Some((taken.figure(figure)?, rivals, noisy))
+    });
+    let pairs: Vec<(f64, f64, usize)> = pairs.collect();
+    let found = Quartiles::of(pairs.iter().map(|(own, rivals, _)| own / rivals));
     let is_near = rival == Rival::BestPeer;
-    let behind_us = Quartiles::of(pairs.iter().map(|(own, rivals)| own - rivals))
+    let behind_us = Quartiles::of(pairs.iter().map(|(own, rivals, _)| own - rivals))
         .map(|quartiles| quartiles.median)
         .filter(|_| is_near);
     let failed = match figure {
-        // It is the promise itself.
-        Figure::Failed => 0,
+        // It is the promise itself, but for windows that could not be measured.
+        Figure::Failed => ledger.unmeasured(system.name, shape),
         _ => ledger.failed(system.name, shape),
     };
     let against = match rival {
@@ -238,13 +243,9 @@ fn judge(promise: &Promise, ledger: &Ledger) -> Bar {
         Rival::System(name) => Some(name.to_owned()),
         Rival::BestPeer => Some("the best peer".to_owned()),
     };
-    let noisy_rival = match rival {
-        Rival::System(name) => ledger.noisy(name, shape),
-        Rival::Nobody | Rival::BestPeer => 0,
-    };
     let holds = |found: Quartiles| {
         let near = behind_us.is_some_and(|us| us <= NEAR_US);
-        failed == 0 && (bound.holds(found.median) || near)
+        bound.holds(found.median) || near
     };
     Bar {
         system: system.name,
@@ -253,27 +254,39 @@ fn judge(promise: &Promise, ledger: &Ledger) -> Bar {
         against,
         bound,
         found,
+        own: ledger.median(system.name, shape, figure),
         behind_us,
         direct: direct_beside(rival, system, ledger, shape, figure),
         failed,
-        noisy: ledger.noisy(system.name, shape) + noisy_rival,
-        met: found.map(holds),
+        noisy: pairs.iter().map(|(_, _, noisy)| noisy).sum(),
+        met: match failed {
+            0 => found.map(holds),
+            _ => Some(false),
+        },
     }
 }
 
-/// What a figure is divided by.
-fn of_rival(rival: Rival, ledger: &Ledger, round: u32, shape: &str, figure: Figure) -> Option<f64> {
+/// What a figure is divided by, and whether others disturbed it.
+fn of_rival(
+    rival: Rival,
+    ledger: &Ledger,
+    round: u32,
+    shape: &str,
+    figure: Figure,
+) -> Option<(f64, bool)> {
+    let of = |name: &str| {
+        let taken = ledger.at(round, name, shape)?;
+        let value = taken.figure(figure)?;
+        (taken.failed == 0 && value > 0.0).then_some((value, taken.noisy))
+    };
     match rival {
-        Rival::Nobody => Some(1.0),
-        Rival::System(name) => ledger
-            .at(round, name, shape, figure)
-            .filter(|&value| value > 0.0),
+        Rival::Nobody => Some((1.0, false)),
+        Rival::System(name) => of(name),
         Rival::BestPeer => SYSTEMS
             .iter()
             .filter(|system| system.peer().is_some())
-            .filter_map(|system| ledger.at(round, system.name, shape, figure))
-            .filter(|&value| value > 0.0)
-            .min_by(f64::total_cmp),
+            .filter_map(|system| of(system.name))
+            .min_by(|a, b| a.0.total_cmp(&b.0)),
     }
 }
 
@@ -432,5 +445,83 @@ mod tests {
             (vec![true], vec![false])
         );
         assert_eq!(met("cancel"), [true, false]);
+    }
+
+    #[test]
+    fn what_broke_is_missed_and_nobody_wins_by_anothers_failure() {
+        let mut ledger = Ledger::default();
+        // One window of three could not be measured.
+        with_cpu(&mut ledger, "pointsman-h1-h1", "unary-small", &[1.0, 1.0]);
+        ledger.give_up(
+            step(3, "pointsman-h1-h1", "unary-small"),
+            "it ended".to_owned(),
+        );
+        with_cpu(&mut ledger, "haproxy", "unary-small", &[9.0, 9.0, 9.0]);
+        // None at all.
+        for round in 1..=3 {
+            ledger.give_up(
+                step(round, "pointsman-h1-h1", "stale"),
+                "it ended".to_owned(),
+            );
+        }
+        // A rival that fails in every round, and one that fails in the first.
+        with_cpu(&mut ledger, "pointsman-h1-h1", "unary-16k", &[1.0, 1.0]);
+        for (round, rival, failed) in [
+            (1, "haproxy", 7),
+            (2, "haproxy", 1),
+            (1, "vllm-router", 1),
+            (2, "vllm-router", 0),
+        ] {
+            let taken = Taken {
+                cpu_us_per_op: Some(if failed > 0 { 100.0 } else { 2.0 }),
+                noisy: true,
+                failed,
+                ..Taken::default()
+            };
+            ledger.keep(step(round, rival, "unary-16k"), taken);
+        }
+        let bars = bars(&ledger);
+        let judged = |shape: &str, against: &str| {
+            let bar = bar(&bars, "pointsman-h1-h1", shape, against);
+            (bar.met, bar.failed, bar.found.map(|found| found.median))
+        };
+        assert_eq!(
+            judged("unary-small", "haproxy"),
+            (Some(false), 1, Some(1.0 / 9.0))
+        );
+        assert_eq!(judged("stale", ""), (Some(false), 3, None));
+        assert_eq!(judged("unary-16k", "haproxy"), (None, 0, None));
+        assert_eq!(judged("unary-16k", "sglang-router"), (None, 0, None));
+        let vllm = bar(&bars, "pointsman-h1-h1", "unary-16k", "vllm-router");
+        assert_eq!((vllm.met, vllm.noisy), (Some(false), 1));
+        assert_eq!(vllm.found.map(|found| found.median), Some(0.5));
+    }
+
+    #[test]
+    fn a_window_of_the_best_peer_that_others_disturbed_is_told() {
+        let mut ledger = Ledger::default();
+        let mut with = |system: &str, p99_us, failed, noisy| {
+            let taken = Taken {
+                p99_us: Some(p99_us),
+                failed,
+                noisy,
+                ..Taken::default()
+            };
+            ledger.keep(step(1, system, "stream-200x20ms"), taken);
+        };
+        with("pointsman-h1-h1", 105.0, 0, false);
+        with("haproxy", 100.0, 0, true);
+        with("nginx", 900.0, 0, false);
+        // It failed, and is not the best for that.
+        with("pingora", 10.0, 3, false);
+        let bars = bars(&ledger);
+        let is_p99 = |bar: &&Bar| {
+            bar.system == "pointsman-h1-h1"
+                && bar.shape == "stream-200x20ms"
+                && bar.figure == Figure::P99Us
+        };
+        let bar = bars.iter().find(is_p99).unwrap();
+        assert_eq!((bar.met, bar.noisy), (Some(true), 1));
+        assert_eq!(bar.found.map(|found| found.median), Some(1.05));
     }
 }

@@ -128,11 +128,12 @@ impl Ledger {
         of_both.map(|(step, taken)| (step.round, taken))
     }
 
-    /// A figure of a system at a shape in one round.
-    pub(super) fn at(&self, round: u32, system: &str, shape: &str, figure: Figure) -> Option<f64> {
-        let mut windows = self.windows(system, shape);
-        let (_, taken) = windows.find(|&(number, _)| number == round)?;
-        taken.figure(figure)
+    /// The window of a system at a shape in one round.
+    pub(super) fn at(&self, round: u32, system: &str, shape: &str) -> Option<&Taken> {
+        let is_it = |(step, _): &&(Step, Taken)| {
+            step.round == round && step.system.name == system && step.shape.name == shape
+        };
+        self.kept.iter().find(is_it).map(|(_, taken)| taken)
     }
 
     /// A figure's quartiles over the rounds.
@@ -153,11 +154,14 @@ impl Ledger {
             .windows(system, shape)
             .map(|(_, taken)| taken.failed)
             .sum();
-        let broken = self
-            .broken
-            .iter()
-            .filter(|(step, _)| step.system.name == system && step.shape.name == shape);
-        in_windows + broken.count() as u64
+        in_windows + self.unmeasured(system, shape)
+    }
+
+    /// Windows that could not be measured.
+    pub(super) fn unmeasured(&self, system: &str, shape: &str) -> u64 {
+        let of_both =
+            |(step, _): &&(Step, String)| step.system.name == system && step.shape.name == shape;
+        self.broken.iter().filter(of_both).count() as u64
     }
 
     /// Windows that count though others used the machine.
@@ -207,9 +211,10 @@ mod tests {
         with_cpu(&mut ledger, "nginx", "unary-small", &[20.0, 22.0, 30.0]);
         with_cpu(&mut ledger, "haproxy", "unary-small", &[16.0]);
         let cpu = Figure::CpuUsPerOp;
-        assert_eq!(ledger.at(2, "nginx", "unary-small", cpu), Some(22.0));
-        assert_eq!(ledger.at(4, "nginx", "unary-small", cpu), None);
-        assert_eq!(ledger.at(1, "nginx", "unary-16k", cpu), None);
+        let at = |round, shape| ledger.at(round, "nginx", shape)?.figure(cpu);
+        assert_eq!(at(2, "unary-small"), Some(22.0));
+        assert_eq!(at(4, "unary-small"), None);
+        assert_eq!(at(1, "unary-16k"), None);
         assert_eq!(ledger.median("nginx", "unary-small", cpu), Some(22.0));
         assert_eq!(ledger.median("nginx", "unary-small", Figure::P99Us), None);
         let quartiles = ledger.quartiles("nginx", "unary-small", cpu).unwrap();

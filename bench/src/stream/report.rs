@@ -246,7 +246,6 @@ fn rounded(figure: Option<f64>) -> Option<f64> {
 
 /// One promise in words; nothing for what was not measured.
 fn verdict(bar: &Bar) -> Option<String> {
-    let found = bar.found?;
     let against = bar
         .against
         .as_ref()
@@ -257,6 +256,18 @@ fn verdict(bar: &Bar) -> Option<String> {
         Bound::AtLeast(least) => ("at least", least),
     };
     let digits = if bound >= 1_000.0 { 0 } else { 2 };
+    let ratio = match (bar.found, bar.own) {
+        (Some(found), _) => {
+            let [median, q1, q3] =
+                [found.median, found.q1, found.q3].map(|figure| shown(Some(figure), digits));
+            format!("{median}{against} ({q1} to {q3})")
+        }
+        (None, Some(own)) => format!("{}, no window{against} beside it", shown(Some(own), digits)),
+        (None, None) => match bar.met {
+            None => return None,
+            Some(_) => format!("no figure{against}"),
+        },
+    };
     let mut more = String::new();
     if let Some(us) = bar.behind_us {
         more.push_str(&format!(", {us:+.0} us from it"));
@@ -270,15 +281,16 @@ fn verdict(bar: &Bar) -> Option<String> {
     if bar.noisy > 0 {
         more.push_str(&format!(", {} noisy", bar.noisy));
     }
+    let met = match bar.met {
+        Some(true) => "met",
+        Some(false) => "MISSED",
+        None => "not judged",
+    };
     Some(format!(
-        "{} {}: {} {}{against} ({} to {}), {word} {bound:.digits$}{more}: {}",
+        "{} {}: {} {ratio}, {word} {bound:.digits$}{more}: {met}",
         bar.shape,
         bar.system,
         bar.figure.name(),
-        shown(Some(found.median), digits),
-        shown(Some(found.q1), digits),
-        shown(Some(found.q3), digits),
-        if bar.met? { "met" } else { "MISSED" },
     ))
 }
 
