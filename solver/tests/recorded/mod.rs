@@ -280,11 +280,16 @@ impl World {
                 .unwrap_or(0.0)
         };
         while written() < self.handed as f64 {
+            let lost = || {
+                let of = |cause| self.metrics.value(&metrics::HISTORY_LOST, &[cause]);
+                ["queue", "stopped", "disk", "large", "locked"].map(|cause| (cause, of(cause)))
+            };
             assert!(
                 begun.elapsed() < WATCHDOG,
-                "{} of {}",
+                "{} of {}; lost {:?}",
                 written(),
-                self.handed
+                self.handed,
+                lost()
             );
             std::thread::yield_now();
         }
