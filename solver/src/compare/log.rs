@@ -307,7 +307,7 @@ fn carried(
         .into_iter()
         .filter_map(engine)
         .collect();
-    let mut demand: Vec<DemandSample> = Vec::new();
+    let mut demand: BTreeMap<(FrontendId, ClassId), DemandSample> = BTreeMap::new();
     for sample in inputs.demand {
         let frontend = then.frontends.get(sample.frontend.0).map(|f| &f.name);
         let class = then.classes.get(sample.class.0).map(|c| &c.name);
@@ -321,11 +321,10 @@ fn carried(
                     class: *class,
                     ..sample
                 };
-                let same = |d: &&mut DemandSample| (d.frontend, d.class) == (*frontend, *class);
-                match demand.iter_mut().find(same) {
-                    Some(other) => *other = together(other, &sample),
-                    None => demand.push(sample),
-                }
+                demand
+                    .entry((*frontend, *class))
+                    .and_modify(|other| *other = together(other, &sample))
+                    .or_insert(sample);
             }
             (None, _) => drop(unknown.insert(format!("frontend {frontend}"))),
             (_, None) => drop(unknown.insert(format!("class {class}"))),
@@ -334,7 +333,7 @@ fn carried(
     Inputs {
         now_ns: inputs.now_ns,
         unix_ms: inputs.unix_ms,
-        demand,
+        demand: demand.into_values().collect(),
         engines,
         addresses,
         hosts: BTreeMap::new(),

@@ -238,7 +238,7 @@ fn look<'a>(
     topology: &'a Topology,
     world: &World,
     inputs: &Inputs,
-    (id, served): (EngineId, Vec<(ClassId, Served)>),
+    (id, served): (EngineId, BTreeMap<ClassId, Served>),
 ) -> Option<Seen<'a>> {
     let capacity = world.unpenalised(id);
     if capacity <= 0.0 {
@@ -285,8 +285,8 @@ fn look<'a>(
 /// By engine, then class: what all frontends saw. Their times to first tokens hold what sending a
 /// request took and the way back, which are taken off. What is said of a class or an engine that
 /// is not described is of no engine.
-fn served(topology: &Topology, world: &World, inputs: &Inputs) -> Vec<Vec<(ClassId, Served)>> {
-    let mut sums: BTreeMap<(EngineId, ClassId), Served> = BTreeMap::new();
+fn served(topology: &Topology, world: &World, inputs: &Inputs) -> Vec<BTreeMap<ClassId, Served>> {
+    let mut by_engine = vec![BTreeMap::new(); topology.engines.len()];
     for ((frontend, class, engine), one) in &inputs.witness.served {
         let known = frontend.0 < topology.frontends.len()
             && class.0 < topology.classes.len()
@@ -294,7 +294,7 @@ fn served(topology: &Topology, world: &World, inputs: &Inputs) -> Vec<Vec<(Class
         if !known {
             continue;
         }
-        let all = sums.entry((*engine, *class)).or_default();
+        let all: &mut Served = by_engine[engine.0].entry(*class).or_default();
         all.length_s = all.length_s.max(one.length_s);
         all.attempts = all.attempts.saturating_add(one.attempts);
         all.answers = all.answers.saturating_add(one.answers.0);
@@ -304,10 +304,6 @@ fn served(topology: &Topology, world: &World, inputs: &Inputs) -> Vec<Vec<(Class
         all.ttft_ms += (one.first_tokens.1 as f64 / 1e3 - network_ms).max(0.0);
         all.gaps = all.gaps.saturating_add(one.gaps.0);
         all.gaps_ms += one.gaps.1 as f64 / 1e3;
-    }
-    let mut by_engine = vec![Vec::new(); topology.engines.len()];
-    for ((engine, class), served) in sums {
-        by_engine[engine.0].push((class, served));
     }
     by_engine
 }

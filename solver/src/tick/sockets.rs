@@ -21,7 +21,7 @@ const LEAST_ATTEMPTS: u64 = 20;
 /// Uploads of a pair in a look below which their mean is noise.
 const LEAST_UPLOADS: u64 = 5;
 
-/// Windows of the last minutes.
+/// What was seen in the last minutes.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(super) struct Memory {
     /// Time to open a connection, handshakes included.

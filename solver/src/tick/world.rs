@@ -81,11 +81,7 @@ impl World {
 
     /// Capacity of an engine, parts of what is described with all replicas ready.
     pub(super) fn capacity(&self, engine: EngineId) -> f64 {
-        let now = &self.engines[engine.0];
-        match now.state {
-            PlannedState::Active => now.ready_share * now.planned_factor,
-            PlannedState::StandbyOnly | PlannedState::Draining | PlannedState::Out => 0.0,
-        }
+        self.unpenalised(engine) * self.engines[engine.0].planned_factor
     }
 
     /// The same without what penalties leave: how much an engine can do is no matter of how much
