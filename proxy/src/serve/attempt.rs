@@ -17,7 +17,7 @@ use super::client::{Client, Interrupt};
 use super::engines::EngineView;
 use super::exchange::{Answer, NoAnswer, exchange};
 use super::guarded::guarded;
-use super::h2::{self, Answers, Room, Slot, Wanted};
+use super::h2::{self, Room, Slot, Wanted};
 use super::outgoing::Sending;
 use super::pool::may_open;
 use super::shard::Shard;
@@ -198,7 +198,8 @@ impl Attempt {
         is_replay: bool,
     ) -> Result<Opened, NotOpened> {
         let shard = &self.shard;
-        let slot = self.slot(client, sending.answers(), is_replay).await?;
+        let answers = sending.answers();
+        let slot = self.slot(client, Wanted { answers, is_replay }).await?;
         let request = sending.http2(&self.engine).ok_or(NotOpened::LetGo)?;
         let request = request.map_err(NotOpened::Unfit)?;
         let is_reused = slot.is_reused();
@@ -229,14 +230,8 @@ impl Attempt {
     }
 
     /// Room on an HTTP/2 connection; waits for it as long as a connect may take.
-    async fn slot(
-        &self,
-        client: &mut Client,
-        answers: Answers,
-        is_replay: bool,
-    ) -> Result<Slot, NotOpened> {
+    async fn slot(&self, client: &mut Client, wanted: Wanted) -> Result<Slot, NotOpened> {
         let shard = &self.shard;
-        let wanted = Wanted { answers, is_replay };
         client.set_deadline(monotonic_ns() + shard.connect_ns);
         let room = poll_fn(|context| shard.pools2.poll_room(&self.engine, wanted, context));
         let ticket = match client.during(pin!(room)).await {
