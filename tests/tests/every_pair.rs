@@ -44,7 +44,7 @@ struct World {
 /// What engines answer a request with a body that asks for a stream: bytes of every kind, cut where
 /// no event ends.
 fn stream_pieces() -> Vec<Vec<u8>> {
-    let noise = (0..=255_u8).cycle().take(5_000).collect();
+    let noise = (0..=255_u8).cycle().take(50_000).collect();
     vec![
         b"data: {\"z\":1,\"t\":0.70,\"s\":\"\xe5\xa5".to_vec(),
         b"\xbd\"}\r\n\r\n: comment\n".to_vec(),

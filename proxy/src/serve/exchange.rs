@@ -219,7 +219,9 @@ async fn send(socket: &Socket, request: Outgoing<'_>) -> io::Result<()> {
 /// put around the last piece would take a larger piece next time, and grow again.
 pub(crate) async fn read_more(socket: &Socket, mut bytes: Vec<u8>) -> (io::Result<usize>, Vec<u8>) {
     let length = bytes.len();
-    bytes.reserve(READ_BYTES.saturating_sub(length).max(1));
+    if bytes.capacity() == length {
+        bytes.reserve(READ_BYTES);
+    }
     let end = bytes.capacity().min(length + READ_BYTES);
     let (result, slice) = socket.read(SliceMut::new(bytes, length, end)).await;
     (result, slice.into_inner())

@@ -88,9 +88,7 @@ impl Story<'_> {
             };
             let ending = stream.run().await;
             passed.note(&stream);
-            let (source, meter, input, out) = stream.end();
-            self.shard.buffers.put(input);
-            self.shard.buffers.put(out);
+            let (source, meter) = stream.end();
             let ending = ending.unwrap_or_else(Ending::Interrupted);
             match self.conclude(&mut attempt, source, ending, &passed, &meter)? {
                 Ok(delivered) => return Ok(delivered),
@@ -255,16 +253,8 @@ impl Story<'_> {
         };
         let (shard, target) = (&**self.shard, self.target.as_ref());
         let tally = Tally::new(shard, attempt, target, self.started_ns, passed.status);
-        let out = (&response, shard.buffers.take());
-        let patience = &shard.patience;
-        Stream::begin(self.client, tally, patience, body, (source, answer), out).map_err(
-            |(end, buffers)| {
-                buffers
-                    .into_iter()
-                    .for_each(|buffer| shard.buffers.put(buffer));
-                end
-            },
-        )
+        let (answer, head) = ((source, answer), (&response, &shard.buffers));
+        Stream::begin(self.client, tally, &shard.patience, body, answer, head)
     }
 
     /// What an answer's ending means for the attempt, the engine's connection and the client's. The

@@ -89,13 +89,19 @@ impl Inbound {
         self.input.shrink();
     }
 
+    /// Gives all memory back; for a connection whose client waits for an answer.
+    pub(crate) fn release(&mut self) {
+        self.input.release();
+    }
+
     /// Waits until bytes arrived, with at most `limit` unconsumed ones in memory.
     pub(crate) fn poll_fill(&mut self, limit: usize, context: &mut Context<'_>) -> Poll<Filled> {
         loop {
             if let Some(end) = self.end {
                 return Poll::Ready(Filled::Ended(end));
             }
-            if self.input.room(limit).is_empty() {
+            // Memory is taken when there is something to put into it.
+            if !self.input.has_room(limit) {
                 return Poll::Ready(Filled::Full);
             }
             ready!(self.poll_readable(context));

@@ -46,6 +46,14 @@ impl Incoming {
         }
     }
 
+    /// Gives all memory back; for a client that waits for an answer.
+    pub(crate) fn release(&mut self) {
+        match self {
+            Self::Socket(inbound) => inbound.release(),
+            Self::Stream(_) => {}
+        }
+    }
+
     /// Waits until bytes arrived, with at most `limit` unconsumed ones in memory.
     pub(crate) fn poll_fill(&mut self, limit: usize, context: &mut Context<'_>) -> Poll<Filled> {
         match self {

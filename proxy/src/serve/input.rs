@@ -41,6 +41,19 @@ impl Input {
         }
     }
 
+    /// Whether fewer than `limit` bytes wait, so that there would be room for more. Takes none.
+    pub(crate) fn has_room(&self, limit: usize) -> bool {
+        self.end - self.start < limit
+    }
+
+    /// Gives all memory back; for a connection that is not expected to send for long.
+    pub(crate) fn release(&mut self) {
+        if self.is_empty() {
+            self.bytes = Vec::new();
+            self.was_filled = false;
+        }
+    }
+
     /// Gives memory back; for a connection that falls idle.
     pub(crate) fn shrink(&mut self) {
         if self.is_empty() && self.bytes.len() > SMALL {

@@ -115,6 +115,11 @@ impl Meter {
         }
     }
 
+    /// Whether the answer is a stream of events.
+    pub(crate) fn is_events(&self) -> bool {
+        matches!(self.source, Source::Events(_))
+    }
+
     /// Whether a byte of the body has arrived.
     pub(crate) fn has_begun(&self) -> bool {
         self.first_byte_ns.is_some()

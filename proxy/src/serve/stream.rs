@@ -1,15 +1,18 @@
 //! An answer on its way from the engine to the client.
 //!
 //! Bytes are forwarded as they are read, whatever the split. The head waits for the first body
-//! byte and leaves with it in one write; until then another engine may still answer instead. One
-//! read buffer serves the whole stream: nothing is allocated for a token. While the client is slow
-//! the engine is not read, so it feels the client's pace.
+//! byte and leaves with it in one write; until then another engine may still answer instead. A read
+//! buffer serves many tokens: nothing is allocated for one. That of an event stream is small, as its
+//! pieces are, and while they come the client's input and what held the head have no memory: a held
+//! stream is to cost little. While the client is slow the engine is not read, so it feels the
+//! client's pace.
 
 use std::pin::pin;
 
 use super::body::Body;
+use super::buffers::{Buffers, Pieces};
 use super::client::{Client, Interrupt, Outbound};
-use super::exchange::Answer;
+use super::exchange::{Answer, READ_BYTES};
 use super::meter::Meter;
 use super::relay::{BodyRelay, Taken};
 use super::source::{Read, Source};
@@ -65,6 +68,10 @@ pub(crate) struct Stream<'a> {
     /// What is measured.
     meter: Meter,
     relay: BodyRelay,
+    /// Where large buffers come from.
+    buffers: &'a Buffers,
+    /// How large the pieces are that come.
+    pieces: Pieces,
     /// Bytes as they were read.
     input: Vec<u8>,
     /// Bytes of ours that go out before them.
@@ -100,9 +107,9 @@ impl<'a> Stream<'a> {
         patience: &'a Patience,
         body: &'a Body,
         (source, answer): (Source, Answer),
-        (response, mut out): (&ClientResponse<'_>, Vec<u8>),
-    ) -> Result<Self, (AttemptEnd, [Vec<u8>; 2])> {
-        out.clear();
+        (response, buffers): (&ClientResponse<'_>, &'a Buffers),
+    ) -> Result<Self, AttemptEnd> {
+        let mut out = buffers.take();
         let mut ends_by_close = false;
         let nominated = match answer.head.framing {
             ResponseFraming::Chunked => Nominated::of(&answer.head.fields, &answer.bytes),
@@ -118,7 +125,11 @@ impl<'a> Stream<'a> {
                 let id = Some(response.request_id);
                 match client_response(&answer.head, &answer.bytes, id) {
                     Ok(head) => stream.hold_head(head),
-                    Err(_) => return Err((AttemptEnd::BadHead, [answer.bytes, out])),
+                    Err(_) => {
+                        buffers.put(answer.bytes);
+                        buffers.put(out);
+                        return Err(AttemptEnd::BadHead);
+                    }
                 }
                 // A stream takes what the oldest clients take: bytes without framing.
                 let relay = Relay::new(answer.head.framing, Version::Http10);
@@ -129,6 +140,11 @@ impl<'a> Stream<'a> {
         let meter = Meter::new(&answer.head, is_json(&answer), begun_ns);
         let mut input = answer.bytes;
         input.drain(..answer.head.len);
+        if let Source::Stream(_) = source {
+            // It brings what it gathers in memory of its own; the head's goes back.
+            debug_assert!(input.is_empty(), "a stream's head comes alone");
+            buffers.put(std::mem::take(&mut input));
+        }
         Ok(Self {
             client,
             tally,
@@ -137,6 +153,8 @@ impl<'a> Stream<'a> {
             source,
             meter,
             relay,
+            buffers,
+            pieces: Pieces::default(),
             input,
             out,
             begun_ns,
@@ -230,6 +248,7 @@ impl<'a> Stream<'a> {
     /// Takes what was read: measures it, and leaves in the buffers what goes to the client.
     fn take(&mut self) -> Result<Taken, ChunkedError> {
         let now_ns = monotonic_ns();
+        self.pieces.note(self.input.len());
         let (meter, tally) = (&mut self.meter, &self.tally);
         self.relay.take(&mut self.input, &mut self.out, |payload| {
             meter.payload(payload, now_ns, |gap_us| tally.gap(gap_us));
@@ -238,7 +257,8 @@ impl<'a> Stream<'a> {
 
     /// Writes what is in `out`, then `input`: in one write as long as `out` holds the head.
     async fn write(&mut self, ends: bool) -> Result<(), Interrupt> {
-        if !self.out.is_empty() {
+        let has_out = !self.out.is_empty();
+        if has_out {
             self.out.append(&mut self.input);
             std::mem::swap(&mut self.input, &mut self.out);
         }
@@ -252,6 +272,9 @@ impl<'a> Stream<'a> {
             self.input = written.unwrap_or(Err(Interrupt::Due))?;
             self.input.clear();
         }
+        if has_out {
+            std::mem::swap(&mut self.input, &mut self.out);
+        }
         if !self.has_token
             && let Some(ttft_us) = self.meter.ttft_us()
         {
@@ -264,6 +287,7 @@ impl<'a> Stream<'a> {
     /// Reads the engine's next bytes into the empty `input`. A head that has waited long enough
     /// is let go meanwhile.
     async fn read(&mut self) -> Result<Waited, Interrupt> {
+        self.fit_buffers();
         let mut reading = pin!(self.source.read(std::mem::take(&mut self.input)));
         loop {
             let now_ns = monotonic_ns();
@@ -289,8 +313,8 @@ impl<'a> Stream<'a> {
                     self.client.set_deadline(now_after(self.patience.idle_ns));
                     let out = std::mem::take(&mut self.out);
                     // Boxed: it happens once in a stream, and few come to it.
-                    self.out = Box::pin(self.client.write(out, false)).await?;
-                    self.out.clear();
+                    let out = Box::pin(self.client.write(out, false)).await?;
+                    self.buffers.put(out);
                 }
                 Err(Interrupt::Due) => return Ok(Waited::Late),
                 Err(interrupt) => return Err(interrupt),
@@ -298,10 +322,31 @@ impl<'a> Stream<'a> {
         }
     }
 
-    /// What passed, with the buffers left to their owner.
-    pub(crate) fn end(self) -> (Source, Meter, Vec<u8>, Vec<u8>) {
+    /// Between two pieces of an event stream: gives memory back that the next one does not need, or
+    /// takes what it may. An answer of another kind is soon over, and keeps what it has.
+    fn fit_buffers(&mut self) {
+        if !self.meter.is_events() {
+            return;
+        }
+        let is_changed = self.buffers.fit(&mut self.input, self.pieces);
+        if !self.pieces.are_small() {
+            return;
+        }
+        if is_changed {
+            self.client.inbound.release();
+        }
+        // The head that it held is with the client, unless it still waits.
+        if self.out.is_empty() && self.out.capacity() >= READ_BYTES {
+            self.buffers.put(std::mem::take(&mut self.out));
+        }
+    }
+
+    /// What passed.
+    pub(crate) fn end(self) -> (Source, Meter) {
         self.tally.tokens(&self.meter);
-        (self.source, self.meter, self.input, self.out)
+        self.buffers.put(self.input);
+        self.buffers.put(self.out);
+        (self.source, self.meter)
     }
 
     fn failed(&self, end: AttemptEnd) -> Ending {

@@ -29,12 +29,21 @@ static COUNT: AtomicU64 = AtomicU64::new(0);
 static BYTES: AtomicU64 = AtomicU64::new(0);
 static FREED: AtomicU64 = AtomicU64::new(0);
 
+/// Proxies begun. What shards of earlier ones still give back is not counted.
+static BEGUN: AtomicU64 = AtomicU64::new(0);
+
 thread_local! {
-    /// A thread that is a shard stays one; any other may still be given its name.
-    static IS_SHARD: Cell<bool> = const { Cell::new(false) };
+    /// Whose shard this thread is, by the number of proxies begun before it. A thread that is none
+    /// may still be given a shard's name.
+    static SHARD_OF: Cell<Option<u64>> = const { Cell::new(None) };
 }
 
-/// What all shards of this process asked for so far.
+/// From here on only shards of proxies that begin now are counted.
+pub(crate) fn begin() {
+    BEGUN.fetch_add(1, Ordering::Relaxed);
+}
+
+/// What the shards of the last proxy of this process asked for, beside what was counted before.
 pub(crate) fn counted() -> Counted {
     Counted {
         count: COUNT.load(Ordering::Relaxed),
@@ -45,13 +54,14 @@ pub(crate) fn counted() -> Counted {
 
 fn count(taken: Option<usize>, given_back: usize) {
     // Not there only while a thread ends.
-    let is_shard = IS_SHARD.try_with(|known| {
-        if !known.get() {
-            known.set(is_named_shard());
+    let counts = SHARD_OF.try_with(|known| {
+        let begun = BEGUN.load(Ordering::Relaxed);
+        if known.get().is_none() && is_named_shard() {
+            known.set(Some(begun));
         }
-        known.get()
+        known.get() == Some(begun)
     });
-    if is_shard == Ok(true) {
+    if counts == Ok(true) {
         COUNT.fetch_add(u64::from(taken.is_some()), Ordering::Relaxed);
         BYTES.fetch_add(taken.unwrap_or(0) as u64, Ordering::Relaxed);
         FREED.fetch_add(given_back as u64, Ordering::Relaxed);

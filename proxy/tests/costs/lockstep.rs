@@ -97,16 +97,22 @@ impl Streams {
         let mut streams = Self {
             clients: Side::none(pair.client),
             engines: Side::none(pair.engine),
-            count,
+            count: 0,
         };
-        for at in 0..count {
-            streams.clients.ask(address, at, STREAMED);
-            streams.engines.hear(listener, at, STREAMED);
-            streams.engines.head(at);
-            streams.engines.write(&[at]);
-            streams.clients.await_tokens(&[at]);
-        }
+        streams.begin(address, listener, count);
         streams
+    }
+
+    /// Begins `more` streams beside those that run.
+    pub(crate) fn begin(&mut self, address: SocketAddr, listener: &TcpListener, more: usize) {
+        for at in self.count..self.count + more {
+            self.clients.ask(address, at, STREAMED);
+            self.engines.hear(listener, at, STREAMED);
+            self.engines.head(at);
+            self.engines.write(&[at]);
+            self.clients.await_tokens(&[at]);
+        }
+        self.count += more;
     }
 
     /// One token of stream `at`, from the engine's write to the client's read.

@@ -42,6 +42,10 @@ impl BodyIn {
     /// Consumes the first `count` bytes.
     pub(crate) fn consume(&mut self, count: usize) {
         self.piece.advance(count);
+        if self.piece.is_empty() {
+            // An empty piece still holds the memory of the frame that it came in.
+            self.piece = Bytes::new();
+        }
         if count > 0 {
             // Refused only for more than came.
             let _ = self.receive.flow_control().release_capacity(count);
