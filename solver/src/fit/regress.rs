@@ -14,6 +14,9 @@ const DENSE: f64 = 1.0 / 16.0;
 /// Times by which the later one is above the earlier: below, a straight line is as good, and what
 /// bends between them is better told by their neighbours.
 const RISES: f64 = 1.9;
+/// Times by which the last point but one is above the one before where the line bends all the way
+/// between them rather than once: an engine that is nearly full.
+const STEEP: f64 = 1.3;
 /// Weight of what is filled in, of that of its neighbours.
 const FILLED: f64 = 0.1;
 /// Slopes below this part of the largest are noise of the arithmetic.
@@ -142,7 +145,8 @@ pub fn filled(points: &[Observed]) -> Vec<Observed> {
 }
 
 /// Places at which the line bends and by how much. A bend between two points shows as a hinge at
-/// either, with straight pieces beside them: one hinge in between is the same at every point.
+/// either, with straight pieces beside them: one hinge in between is the same at every point. But
+/// two points make no straight piece: before the last one, what rises steeply bends all the way.
 fn hinges_of(merged: &[Observed], slopes: &[f64]) -> Vec<(f64, f64)> {
     let largest = slopes.iter().copied().fold(0.0, f64::max);
     let bends = |j: usize| slopes.get(j).is_some_and(|s| *s > NOISE * largest);
@@ -151,7 +155,8 @@ fn hinges_of(merged: &[Observed], slopes: &[f64]) -> Vec<(f64, f64)> {
     while j < slopes.len() {
         let (x, slope) = (merged[j].x, slopes[j]);
         let is_pair = j > 0 && bends(j) && bends(j + 1);
-        if is_pair && !bends(j + 2) && (j == 1 || !bends(j - 1)) {
+        let is_told = is_pair && (j + 2 < slopes.len() || merged[j + 1].y < STEEP * merged[j].y);
+        if is_told && !bends(j + 2) && (j == 1 || !bends(j - 1)) {
             let (next, more) = (merged[j + 1].x, slopes[j + 1]);
             hinges.push(((x * slope + next * more) / (slope + more), slope + more));
             j += 2;
@@ -319,7 +324,7 @@ fn dot(a: &[f64], b: &[f64]) -> f64 {
     a.iter().zip(b).map(|(a, b)| a * b).sum()
 }
 
-fn norm(a: &[f64]) -> f64 {
+pub(super) fn norm(a: &[f64]) -> f64 {
     dot(a, a).sqrt()
 }
 
@@ -368,6 +373,28 @@ mod tests {
         let line = convex(&points(&list));
         near(&line, &list);
         near(&line, &[(0.62, truth(0.62)), (0.65, truth(0.65))]);
+    }
+
+    #[test]
+    fn before_the_last_point_a_steep_rise_is_no_single_bend() {
+        let list = [(0.6, 21.0), (0.7, 25.0), (0.8, 29.0), (0.9, 45.0)];
+        // Nothing beyond tells that the line is straight again from 0.9 on.
+        let last = convex(&points(&[&list[..], &[(1.0, 66.0)]].concat()));
+        near(&last, &[(0.8, 29.0), (0.85, 37.0), (0.9, 45.0)]);
+        // One more does, and the bend is where the two pieces meet.
+        let told = convex(&points(&[&list[..], &[(1.0, 66.0), (1.1, 87.0)]].concat()));
+        near(&told, &[(0.8, 29.0), (0.9, 45.0)]);
+        let meet = 0.8 + 5.0 / 170.0;
+        near(&told, &[(meet, 29.0 + 40.0 * (meet - 0.8))]);
+        // An engine that is not nearly full bends once.
+        let flat = convex(&points(&[
+            (0.6, 21.0),
+            (0.7, 25.0),
+            (0.8, 29.0),
+            (0.9, 35.0),
+            (1.0, 43.0),
+        ]));
+        assert!(flat.at(0.85) < 31.5, "{flat:?}");
     }
 
     #[test]
