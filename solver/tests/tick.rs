@@ -537,3 +537,32 @@ fn cached_tokens_are_no_work_where_the_mix_is_measured() {
         0.01,
     );
 }
+
+#[test]
+fn cached_tokens_are_read_by_the_answer_where_a_context_costs() {
+    let reading = |t: String| {
+        t.replacen("[solver]\n", "[solver]\ntoken_mix = \"measured\"\n", 1)
+            .replace(
+                "output_tokens = 100 }",
+                "output_tokens = 100, context_tokens = 550 }",
+            )
+    };
+    let topology = topology(reading);
+    let seconds = |prompt: f64, cached: f64| {
+        let mut inputs = inputs(&topology, 1, [90.0, 120.0, 40.0]);
+        for sample in &mut inputs.demand {
+            sample.prompt_tokens = NonNegative::new(prompt);
+            sample.output_tokens = NonNegative::new(100.0);
+            sample.cached_tokens = NonNegative::new(cached);
+        }
+        let ground = tick(&topology, &mut TickState::new(&topology, 7), &inputs).ground;
+        ground.expect("a plan").problem.sources[1].arcs[1].seconds
+    };
+    let near = |got: f64, expected: f64| assert!((got - expected).abs() < 1e-9, "{got}");
+    // A token that reads 550 costs twice: 50 of the prompt and 200 of the answer are 10 ms.
+    near(seconds(500.0, 0.0), 0.01);
+    // A hundred of the prompt are computed, all 500 read.
+    near(seconds(500.0, 400.0), 0.01 * 210.0 / 250.0);
+    // As many computed of a longer one, of which the answer's tokens cost 1 + 1,650 / 550.
+    near(seconds(1_600.0, 1_500.0), 0.01 * 410.0 / 250.0);
+}

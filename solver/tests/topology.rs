@@ -360,6 +360,104 @@ fn kv_tokens_are_all_of_an_engine_and_those_of_one_server_in_a_profile() {
 }
 
 #[test]
+fn context_tokens_are_read_beside_any_unit_and_stand_for_each_server() {
+    let of = |capacity: &str| {
+        let text = GOOD.replacen("{ rps = 10 }", capacity, 1);
+        let capacity = Topology::parse("t.toml", &text).expect("good").engines[0].capacity;
+        let tps = capacity.decode_tps.value();
+        (
+            capacity.rps.value(),
+            tps,
+            capacity.context_tokens.map(|t| t.value()),
+        )
+    };
+    // 500 prompt and 100 output tokens; a token of these reads 550, which is twice at 550: 0.05 s
+    // and 0.2 s.
+    assert_eq!(
+        of("{ prefill_tps = 10000, decode_tps = 1000, context_tokens = 550 }"),
+        (1.0 / (0.05 + 0.2), 1_000.0, Some(550.0))
+    );
+    // 50 tokens of answer for the prompt, 200 for the answer: 10 times that a second.
+    assert_eq!(
+        of("{ rps = 10, context_tokens = 550 }"),
+        (10.0, 2_500.0, Some(550.0))
+    );
+    assert_eq!(of("{ rps = 10 }"), (10.0, 1_500.0, None));
+    assert_eq!(
+        of("{ max_running = 15, context_tokens = 550 }").2,
+        Some(550.0)
+    );
+    let profile = "[[profiles]]\nname = \"p\"\nkind = \"h100\"\ncapacity = { prefill_tps = 10000, \
+                   decode_tps = 1000, context_tokens = 550 }\npoints = [{ utilisation = 0, ttft_ms \
+                   = 200, tbot_ms = 10 }]\n";
+    let four = GOOD.replacen("capacity = { rps = 10 }", "replicas = 4", 1);
+    let topology = Topology::parse("t.toml", &format!("{four}{profile}")).expect("good");
+    let capacity = topology.engines[0].capacity;
+    assert_eq!(capacity.decode_tps.value(), 4_000.0);
+    assert_eq!(capacity.context_tokens.map(|t| t.value()), Some(550.0));
+    assert_eq!(
+        with("{ rps = 10 }", "{ rps = 10, context_tokens = 0 }"),
+        "t.toml:10: engines \"one\": capacity.context_tokens = 0: must be a finite number above 0"
+    );
+}
+
+#[test]
+fn cached_tokens_are_part_of_a_prompt_and_of_what_a_rate_is_stated_at() {
+    let cached = "name = \"chat\"\ncached_tokens = 400";
+    let text = GOOD.replacen("name = \"chat\"", cached, 1);
+    let seconds = |text: &str| {
+        let topology = Topology::parse("t.toml", text).expect("good");
+        let mix = topology.classes[0].mix;
+        assert_eq!(mix.cached_tokens.value(), 400.0);
+        mix.engine_seconds(&topology.engines[0].capacity)
+    };
+    // 10 of the route's own requests a second, or of such that find nothing: 110 tokens, not 150.
+    assert_eq!(seconds(&text), 0.1);
+    let stated = |tokens: &str| text.replacen("rps = 10", &format!("rps = 10, {tokens}"), 1);
+    assert_eq!(
+        seconds(&stated("prompt_tokens = 500")),
+        110.0 / 150.0 / 10.0
+    );
+    assert_eq!(seconds(&stated("cached_tokens = 0")), 110.0 / 150.0 / 10.0);
+    // What is cached tells routes apart.
+    let other = "[[routes]]\nname = \"other\"\nmodel = \"m\"\nrequires = [\"tools\"]\n";
+    let topology = Topology::parse("t.toml", &format!("{text}{other}")).expect("good");
+    assert_eq!(topology.classes.len(), 2);
+    assert_eq!(
+        with("name = \"chat\"", "name = \"chat\"\ncached_tokens = 501"),
+        "t.toml:17: routes \"chat\": cached_tokens = 501: must be at most prompt_tokens, 500"
+    );
+    assert_eq!(
+        with("{ rps = 10 }", "{ rps = 10, cached_tokens = 501 }"),
+        "t.toml:10: engines \"one\": capacity.cached_tokens = 501: must be at most prompt_tokens, \
+         500"
+    );
+    let profile = |keys: &str| {
+        format!(
+            "{GOOD}[[profiles]]\nkind = \"h100\"\n{keys}\npoints = [{{ utilisation = 0, ttft_ms = 200, \
+             tbot_ms = 10 }}]\n"
+        )
+    };
+    assert_eq!(
+        refused(&profile("prompt_tokens = 200\ncached_tokens = 300")),
+        "t.toml:21: profiles \"h100\": cached_tokens = 300: must be at most prompt_tokens, 200"
+    );
+    assert_eq!(
+        refused(&profile("cached_tokens = 300")),
+        "t.toml:20: profiles \"h100\": cached_tokens needs prompt_tokens: the prompt that ttft_ms \
+         is of"
+    );
+    // Of 200 tokens, half of them cached, as many are computed as of the 100 that the curve is of.
+    let long = profile("prompt_tokens = 100").replacen(
+        "name = \"chat\"",
+        "name = \"chat\"\nprompt_tokens = 200\ncached_tokens = 100",
+        1,
+    );
+    let topology = Topology::parse("t.toml", &long).expect("good");
+    assert_eq!(topology.profiles.len(), 1);
+}
+
+#[test]
 fn max_share_bounds_an_engine_and_a_region() {
     let region = "[[regions]]\nname = \"eu\"\nmax_share = 0.6\n";
     let named = GOOD.replacen(

@@ -209,7 +209,8 @@ fn median(mut values: Vec<f64>) -> f64 {
 
 /// What a plan with the fitted profile expects of the engine under one sample's load and tokens.
 fn planned(folder: &Folder, row: &Row) -> f64 {
-    let uncached_tokens = number(row, "prompt_tokens") * (1.0 - number(row, "hit_rate"));
+    let prompt_tokens = number(row, "prompt_tokens");
+    let cached_tokens = prompt_tokens * number(row, "hit_rate");
     let fleet = format!(
         r#"
 [[frontends]]
@@ -229,7 +230,8 @@ ms = 0
 [[routes]]
 name = "other"
 model = "tiny"
-prompt_tokens = {uncached_tokens}
+prompt_tokens = {prompt_tokens}
+cached_tokens = {cached_tokens}
 output_tokens = {}
 
 [[demand]]

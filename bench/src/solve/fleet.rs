@@ -118,7 +118,6 @@ impl Fleet {
             .map(|(s, rps)| DemandNow {
                 by_priority_rps: vec![*rps],
                 mix: self.topology.classes[s % classes].mix,
-                cached_tokens: 0.0,
             })
             .collect();
         let engine = |e: usize| {

@@ -5,11 +5,15 @@
 //! mix is one equation for two rates, so their ratio is assumed (`prefill_decode_ratio`): scaled
 //! that way, ten times the tokens is exactly ten times the work. `max_running` needs a latency
 //! besides (Little's law), taken from the profile at full load, and is marked assumed.
+//!
+//! With `context_tokens` an answer's token costs more the more it reads (`model::context`), and
+//! `decode_tps` is the rate of tokens that read nothing. What a mix costs is in `model::mix`.
 
 use toml::Spanned;
 
+use super::mix;
 use super::topology::{Capacity, Engine, Mix, Profile, TopologyError, locate::Source, raw};
-use super::units::{NonNegative, Positive};
+use super::units::Positive;
 
 /// Most that ready replicas beyond the described number can raise a capacity.
 const MOST_GROWTH: f64 = 8.0;
@@ -24,19 +28,6 @@ pub(super) struct Stated<'a> {
     pub(super) ratio: f64,
     /// Its latency curve for that route.
     pub(super) profile: &'a Profile,
-}
-
-impl Mix {
-    /// Engine-seconds that one request of this mix takes of an engine with all replicas ready.
-    #[must_use]
-    pub fn engine_seconds(self, capacity: &Capacity) -> f64 {
-        // In units of the stated mix, so that the stated mix is exactly 1 / rps.
-        let at = |mix: Mix| {
-            mix.prompt_tokens.value() * (capacity.decode_tps.value() / capacity.prefill_tps.value())
-                + mix.output_tokens.value()
-        };
-        at(self) / at(capacity.mix) / capacity.rps.value()
-    }
 }
 
 impl Capacity {
@@ -68,30 +59,20 @@ pub(super) fn read(
     given: &Spanned<raw::Capacity>,
 ) -> Result<Capacity, TopologyError> {
     let raw = given.get_ref();
-    let key = |suffix: &str| format!("engines {:?}: capacity.{suffix}", stated.name);
-    let tokens = |suffix, value: &raw::Number, default: NonNegative| {
-        source.number_or::<NonNegative>(key(suffix), value.as_ref(), default.value())
+    let key = &|suffix: &str| format!("engines {:?}: capacity.{suffix}", stated.name);
+    let tokens = mix::Given {
+        prompt: &raw.prompt_tokens,
+        cached: &raw.cached_tokens,
+        output: &raw.output_tokens,
     };
-    let mix = Mix {
-        prompt_tokens: tokens(
-            "prompt_tokens",
-            &raw.prompt_tokens,
-            stated.default_mix.prompt_tokens,
-        )?,
-        output_tokens: tokens(
-            "output_tokens",
-            &raw.output_tokens,
-            stated.default_mix.output_tokens,
-        )?,
+    let mix = mix::read(source, key, tokens, stated.default_mix, given.span())?;
+    let optional = |suffix, value: &raw::Number| -> Result<Option<Positive>, TopologyError> {
+        let read = |value| source.number(key(suffix), value);
+        value.as_ref().map(read).transpose()
     };
-    if mix.prompt_tokens.value() + mix.output_tokens.value() <= 0.0 {
-        let problem = key("prompt_tokens and output_tokens are both 0: one must be above 0");
-        return Err(source.refuse(given.span(), problem));
-    }
-    let kv_tokens: Option<Positive> = match &raw.kv_tokens {
-        Some(value) => Some(source.number(key("kv_tokens"), value)?),
-        None => None,
-    };
+    let kv_tokens = optional("kv_tokens", &raw.kv_tokens)?;
+    let context_tokens = optional("context_tokens", &raw.context_tokens)?;
+    let from_rate = |rps| from_rate(source, stated, given, (mix, context_tokens), rps);
     let capacity = match (
         &raw.rps,
         &raw.prefill_tps,
@@ -100,19 +81,20 @@ pub(super) fn read(
     ) {
         (Some(rps), None, None, None) => {
             let rps: Positive = source.number(key("rps"), rps)?;
-            from_rate(source, stated, given, mix, rps, false)
+            from_rate(rps)
         }
         (None, Some(prefill), Some(decode), None) => {
             let prefill_tps: Positive = source.number(key("prefill_tps"), prefill)?;
             let decode_tps: Positive = source.number(key("decode_tps"), decode)?;
-            let seconds = mix.prompt_tokens.value() / prefill_tps.value()
-                + mix.output_tokens.value() / decode_tps.value();
+            let seconds = mix.computed_tokens() / prefill_tps.value()
+                + mix.answer_tokens(context_tokens) / decode_tps.value();
             let rps = in_range(source, stated, given, 1.0 / seconds)?;
             Ok(Capacity {
                 rps,
                 mix,
                 prefill_tps,
                 decode_tps,
+                context_tokens,
                 kv_tokens: None,
                 assumed: false,
             })
@@ -122,7 +104,10 @@ pub(super) fn read(
             let (ttft_ms, tbot_ms) = stated.profile.at(1.0);
             let latency_ms = (ttft_ms + mix.output_tokens.value() * tbot_ms).max(1.0);
             let rps = in_range(source, stated, given, running.value() * 1e3 / latency_ms)?;
-            from_rate(source, stated, given, mix, rps, true)
+            Ok(Capacity {
+                assumed: true,
+                ..from_rate(rps)?
+            })
         }
         _ => {
             let allowed = "one of rps, or prefill_tps with decode_tps, or max_running";
@@ -143,11 +128,10 @@ fn from_rate(
     source: &Source<'_>,
     stated: &Stated<'_>,
     given: &Spanned<raw::Capacity>,
-    mix: Mix,
+    (mix, context_tokens): (Mix, Option<Positive>),
     rps: Positive,
-    assumed: bool,
 ) -> Result<Capacity, TopologyError> {
-    let tokens = mix.prompt_tokens.value() / stated.ratio + mix.output_tokens.value();
+    let tokens = mix.computed_tokens() / stated.ratio + mix.answer_tokens(context_tokens);
     let decode_tps = in_range(source, stated, given, rps.value() * tokens)?;
     let prefill_tps = in_range(source, stated, given, decode_tps.value() * stated.ratio)?;
     Ok(Capacity {
@@ -155,8 +139,9 @@ fn from_rate(
         mix,
         prefill_tps,
         decode_tps,
+        context_tokens,
         kv_tokens: None,
-        assumed,
+        assumed: false,
     })
 }
 
@@ -176,37 +161,4 @@ fn in_range(
                 allowed,
             )
         })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn mix(prompt: f64, output: f64) -> Mix {
-        Mix {
-            prompt_tokens: NonNegative::new(prompt).unwrap(),
-            output_tokens: NonNegative::new(output).unwrap(),
-        }
-    }
-
-    fn capacity() -> Capacity {
-        Capacity {
-            rps: Positive::new(100.0).unwrap(),
-            mix: mix(500.0, 100.0),
-            prefill_tps: Positive::new(150_000.0).unwrap(),
-            decode_tps: Positive::new(15_000.0).unwrap(),
-            kv_tokens: None,
-            assumed: false,
-        }
-    }
-
-    #[test]
-    fn the_stated_mix_takes_exactly_one_over_the_rate() {
-        assert_eq!(mix(500.0, 100.0).engine_seconds(&capacity()), 0.01);
-    }
-
-    #[test]
-    fn ten_times_the_tokens_is_exactly_ten_times_the_work() {
-        assert_eq!(mix(5000.0, 1000.0).engine_seconds(&capacity()), 0.1);
-    }
 }

@@ -7,7 +7,9 @@
 pub mod block_load;
 pub mod capacity;
 pub mod compose;
+pub mod context;
 pub mod explain;
+pub mod mix;
 pub mod network;
 pub mod optimise;
 pub mod plan;

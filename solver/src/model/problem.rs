@@ -8,7 +8,7 @@ use pointsman_shm::policy::{Mode, PlannedState};
 
 use super::network::network_ms;
 use super::topology::{ClassId, EngineId, FrontendId, Method, Mix, Profile, ProfileId, Topology};
-use super::units::{NonNegative, Share};
+use super::units::Share;
 
 /// A source without demand is planned as if it had this share of all demand, so that its first
 /// request finds weights.
@@ -132,9 +132,6 @@ pub struct DemandNow {
     pub by_priority_rps: Vec<f64>,
     /// Tokens of its mean request.
     pub mix: Mix,
-    /// Of its prompt, those that engines find in their caches: they travel and hold memory, and
-    /// are no work.
-    pub cached_tokens: f64,
 }
 
 /// What changes from pass to pass.
@@ -150,20 +147,6 @@ pub struct Now<'a> {
     pub reachable: &'a [bool],
     /// Whether classes that the operator sets are load rather than choices.
     pub hold_observed: bool,
-}
-
-impl DemandNow {
-    /// What engines compute of its mean request. Of a prompt that is cached as a whole the last
-    /// token is computed all the same: the answer begins there.
-    #[must_use]
-    pub fn work_mix(&self) -> Mix {
-        let prompt = self.mix.prompt_tokens.value();
-        let computed = (prompt - self.cached_tokens).max(prompt.min(1.0));
-        Mix {
-            prompt_tokens: NonNegative::new(computed).unwrap_or(self.mix.prompt_tokens),
-            ..self.mix
-        }
-    }
 }
 
 impl EngineNow {
@@ -284,7 +267,6 @@ fn source(
         demand.mix.prompt_tokens.value(),
         demand.mix.output_tokens.value(),
     );
-    let work = demand.work_mix();
     let arcs: Vec<Arc> = class
         .eligible
         .iter()
@@ -308,7 +290,7 @@ fn source(
                     engine.protocol,
                 ),
                 service_ms: service,
-                seconds: work.engine_seconds(&engine.capacity),
+                seconds: demand.mix.engine_seconds(&engine.capacity),
                 output_tokens: output,
                 money_ms: topology.egress_ms(frontend, pair.engine, prompt + output),
                 kv_token_s: latencies.kv_token_s(demand.mix),

@@ -4,13 +4,15 @@
 //! load look like a remedy; that load x latency is convex is made sure of where segments are
 //! built (`model::segments`).
 
+mod prompt;
+
 use std::collections::BTreeMap;
 
+use prompt::Prompt;
 use toml::Spanned;
 
-use super::prefill;
 use super::topology::{Mix, Point, Profile, ProfileId, TopologyError, locate::Source, raw};
-use super::units::{NonNegative, Positive, Share};
+use super::units::NonNegative;
 
 /// The built-in curve of engines without a profile: 200 ms and 20 ms at idle, rising convexly to
 /// several times that at full load. Not a measurement of anything.
@@ -25,8 +27,6 @@ const ASSUMED: [(f64, f64, f64); 7] = [
 ];
 /// Most points of one profile.
 const MAX_POINTS: usize = 64;
-/// Most times between tokens in a first one.
-const MOST_STEPS: f64 = 4.0;
 /// Largest utilisation a point may stand at.
 const MAX_UTILISATION: f64 = 4.0;
 
@@ -37,37 +37,8 @@ pub(super) struct Profiles {
     warnings: Vec<String>,
     /// By profile of the file: the prompt it is measured at, where it says.
     prompts: Vec<Option<Prompt>>,
-    /// Profiles made for other requests: of which one, for how many tokens (by their bits).
-    made: BTreeMap<(usize, u64, u64), ProfileId>,
-}
-
-/// The prompt that a curve's first tokens are of.
-#[derive(Clone, Copy, Debug)]
-struct Prompt {
-    /// Its tokens.
-    tokens: f64,
-    /// Share of a first token's time, beyond its steps, that grows with them.
-    share: f64,
-    /// Times between tokens in a first one.
-    steps: f64,
-    /// What else a request is to an engine, where it says.
-    work: Option<Work>,
-}
-
-/// What tokens cost an engine, and how many its requests answered when it was measured.
-#[derive(Clone, Copy, Debug)]
-struct Work {
-    output_tokens: f64,
-    /// Cost of a prompt token over that of an answer's.
-    prefill_ratio: f64,
-}
-
-impl Work {
-    /// Part of a request's work that is its prompt.
-    fn prefill(&self, prompt_tokens: f64, output_tokens: f64) -> f64 {
-        let prompt = prompt_tokens * self.prefill_ratio;
-        prompt / (prompt + output_tokens).max(f64::MIN_POSITIVE)
-    }
+    /// Profiles made for other requests: of which one, for which tokens (by their bits).
+    made: BTreeMap<(usize, [u64; 3]), ProfileId>,
 }
 
 impl Profile {
@@ -145,19 +116,16 @@ impl Profiles {
         let Some(prompt) = self.prompts.get(id.0).copied().flatten() else {
             return id;
         };
-        let tokens = mix.prompt_tokens.value();
-        // Without rates of tokens the answer's length changes nothing.
-        let output = prompt.work.map(|_| mix.output_tokens.value());
-        if tokens == prompt.tokens && output == prompt.work.map(|w| w.output_tokens) {
+        let request = prompt.request_of(mix);
+        if request == prompt.request {
             return id;
         }
-        let key = (id.0, tokens.to_bits(), output.unwrap_or(0.0).to_bits());
+        let key = (id.0, request.bits());
         if let Some(made) = self.made.get(&key) {
             return *made;
         }
         let made = ProfileId(self.list.len());
-        let scaled = scaled(&self.list[id.0], prompt, tokens, output);
-        self.list.push(scaled);
+        self.list.push(prompt.scaled(&self.list[id.0], request));
         self.made.insert(key, made);
         made
     }
@@ -210,7 +178,7 @@ pub(super) fn read(
                 format!("profiles {label:?}: given twice for one name, or kind and model");
             return Err(source.refuse(entry.span(), problem));
         }
-        profiles.prompts.push(prompt(source, &label, given)?);
+        profiles.prompts.push(prompt::read(source, &label, given)?);
         let points = points(source, &label, &given.points, &mut profiles.warnings)?;
         profiles.list.push(Profile {
             name: label,
@@ -220,111 +188,6 @@ pub(super) fn read(
         profiles.keys.push(key);
     }
     Ok(profiles)
-}
-
-fn prompt(
-    source: &Source<'_>,
-    label: &str,
-    given: &raw::Profile,
-) -> Result<Option<Prompt>, TopologyError> {
-    let key = |suffix: &str| format!("profiles {label:?}: {suffix}");
-    let share: Share = source.number_or(key("prompt_share"), given.prompt_share.as_ref(), 1.0)?;
-    let steps: NonNegative =
-        source.number_or(key("prompt_steps"), given.prompt_steps.as_ref(), 1.0)?;
-    if steps.value() > MOST_STEPS {
-        let value = given.prompt_steps.as_ref().expect("the default is below");
-        let allowed = format!("at most {MOST_STEPS}");
-        return Err(source.refuse_value(key("prompt_steps"), value, allowed));
-    }
-    let Some(tokens) = &given.prompt_tokens else {
-        let needs = [
-            ("prompt_share", &given.prompt_share),
-            ("prompt_steps", &given.prompt_steps),
-            ("output_tokens", &given.output_tokens),
-        ];
-        let given = needs
-            .into_iter()
-            .find_map(|(name, v)| Some((name, v.as_ref()?)));
-        return match given {
-            Some((name, value)) => {
-                let why = "needs prompt_tokens: the prompt that ttft_ms is of";
-                Err(source.refuse(value.span(), key(&format!("{name} {why}"))))
-            }
-            None => Ok(None),
-        };
-    };
-    let tokens: Positive = source.number(key("prompt_tokens"), tokens)?;
-    Ok(Some(Prompt {
-        tokens: tokens.value(),
-        share: share.value(),
-        steps: steps.value(),
-        work: work(source, label, given)?,
-    }))
-}
-
-/// What tells how much of a request's work is its prompt, where it is given.
-fn work(
-    source: &Source<'_>,
-    label: &str,
-    given: &raw::Profile,
-) -> Result<Option<Work>, TopologyError> {
-    let key = |suffix: &str| format!("profiles {label:?}: {suffix}");
-    let Some(output) = &given.output_tokens else {
-        return Ok(None);
-    };
-    let output: NonNegative = source.number(key("output_tokens"), output)?;
-    let capacity = given.capacity.as_ref().map(Spanned::get_ref);
-    let rates = capacity.and_then(|c| Some((c.prefill_tps.as_ref()?, c.decode_tps.as_ref()?)));
-    let Some((prefill, decode)) = rates else {
-        let why = key("output_tokens needs a capacity of prefill_tps and decode_tps");
-        let at = given.output_tokens.as_ref().expect("given").span();
-        return Err(source.refuse(at, why));
-    };
-    let prefill: Positive = source.number(key("prefill_tps"), prefill)?;
-    let decode: Positive = source.number(key("decode_tps"), decode)?;
-    Ok(Some(Work {
-        output_tokens: output.value(),
-        prefill_ratio: decode.value() / prefill.value(),
-    }))
-}
-
-/// A curve for other requests: what the first token takes beyond its steps grows with the prompt,
-/// and where prompts are more of the work it waits longer for others'.
-fn scaled(profile: &Profile, prompt: Prompt, tokens: f64, output: Option<f64>) -> Profile {
-    let factor = 1.0 - prompt.share + prompt.share * tokens / prompt.tokens;
-    let waits = |p: &Point| p.ttft_ms >= prompt.steps * p.tbot_ms;
-    let steps = match profile.points.iter().all(waits) {
-        true => prompt.steps,
-        false => 0.0,
-    };
-    let rest_ms = |p: &Point| p.ttft_ms - steps * p.tbot_ms;
-    let idle_ms = rest_ms(&profile.points[0]);
-    let longer = |p: &Point| match prompt.work.zip(output) {
-        Some((work, output)) if idle_ms > 0.0 => {
-            let measured = work.prefill(prompt.tokens, work.output_tokens);
-            let own = work.prefill(tokens, output);
-            prefill::longer(rest_ms(p) / idle_ms, p.utilisation, measured, own)
-        }
-        _ => 1.0,
-    };
-    let (mut least_ms, mut least_all_ms) = (0.0_f64, 0.0_f64);
-    let point = |p: &Point| {
-        // The rest must not fall with load, or a long prompt would make load a remedy.
-        least_ms = least_ms.max(rest_ms(p));
-        let ttft_ms = steps * p.tbot_ms + least_ms * factor * longer(p);
-        least_all_ms = least_all_ms.max(ttft_ms);
-        Point {
-            ttft_ms: least_all_ms,
-            ..*p
-        }
-    };
-    let points = profile.points.iter().map(point).collect();
-    let of = output.map_or_else(String::new, |output| format!(" and {output} output"));
-    Profile {
-        name: format!("{} at {tokens} prompt{of} tokens", profile.name),
-        assumed: profile.assumed,
-        points,
-    }
 }
 
 fn points(
@@ -417,94 +280,6 @@ mod tests {
         assert_eq!(profile.at(0.25), (210.0, 21.5));
         assert_eq!(profile.at(0.5), (220.0, 23.0));
         assert_eq!(profile.at(1.0), (1_500.0, 60.0));
-    }
-
-    #[test]
-    fn a_longer_prompt_lengthens_what_is_not_a_step() {
-        let point = |utilisation, ttft_ms, tbot_ms| Point {
-            utilisation,
-            ttft_ms,
-            tbot_ms,
-        };
-        let curve = |points: &[Point]| Profile {
-            name: "k".to_owned(),
-            assumed: false,
-            points: points.to_vec(),
-        };
-        let prompt = |share| Prompt {
-            tokens: 100.0,
-            share,
-            steps: 1.0,
-            work: None,
-        };
-        let scaled =
-            |profile: &Profile, prompt, tokens| super::scaled(profile, prompt, tokens, None);
-        let measured = curve(&[point(0.0, 60.0, 10.0), point(1.0, 120.0, 40.0)]);
-        let long = scaled(&measured, prompt(1.0), 400.0);
-        assert_eq!(
-            long.points,
-            [point(0.0, 210.0, 10.0), point(1.0, 360.0, 40.0)]
-        );
-        assert_eq!(long.name, "k at 400 prompt tokens");
-        let half = scaled(&measured, prompt(0.5), 400.0);
-        assert_eq!(
-            half.points,
-            [point(0.0, 135.0, 10.0), point(1.0, 240.0, 40.0)]
-        );
-        let none = scaled(&measured, prompt(1.0), 0.0);
-        assert_eq!(
-            none.points,
-            [point(0.0, 10.0, 10.0), point(1.0, 40.0, 40.0)]
-        );
-        // What would fall with load does not.
-        let falling = curve(&[point(0.0, 100.0, 10.0), point(1.0, 100.0, 60.0)]);
-        let long = scaled(&falling, prompt(1.0), 200.0);
-        assert_eq!(
-            long.points,
-            [point(0.0, 190.0, 10.0), point(1.0, 240.0, 60.0)]
-        );
-    }
-
-    #[test]
-    fn where_prompts_are_more_of_the_work_a_first_token_waits_longer() {
-        let point = |utilisation, ttft_ms, tbot_ms| Point {
-            utilisation,
-            ttft_ms,
-            tbot_ms,
-        };
-        // 100 ms at rest and 300 ms when full, beside one and a half steps.
-        let measured = Profile {
-            name: "k".to_owned(),
-            assumed: false,
-            points: vec![point(0.0, 115.0, 10.0), point(1.0, 360.0, 40.0)],
-        };
-        let prompt = Prompt {
-            tokens: 1_000.0,
-            share: 1.0,
-            steps: 1.5,
-            work: Some(Work {
-                output_tokens: 200.0,
-                prefill_ratio: 0.2,
-            }),
-        };
-        let at = |tokens, output| scaled(&measured, prompt, tokens, Some(output)).points;
-        assert_eq!(at(1_000.0, 200.0), measured.points);
-        // Four times the prompt: nine tenths of the work, a half before.
-        let long = at(4_000.0, 200.0);
-        assert_eq!(long[0].ttft_ms, 415.0);
-        let factor = prefill::longer(3.0, 1.0, 0.5, 0.8);
-        assert!(factor > 1.3, "{factor}");
-        assert!((long[1].ttft_ms - (60.0 + 1_200.0 * factor)).abs() < 1e-9);
-        // Long answers: less of it, but never below what it takes at rest.
-        let answers = at(1_000.0, 2_000.0);
-        assert!(
-            answers[1].ttft_ms < 360.0 && answers[1].ttft_ms > 115.0,
-            "{answers:?}"
-        );
-        assert_eq!(
-            scaled(&measured, prompt, 4_000.0, Some(200.0)).name,
-            "k at 4000 prompt and 200 output tokens"
-        );
     }
 
     #[test]

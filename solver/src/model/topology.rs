@@ -275,8 +275,12 @@ pub struct Capacity {
     pub mix: Mix,
     /// Prompt tokens per second if it did nothing else.
     pub prefill_tps: Positive,
-    /// Output tokens per second if it did nothing else.
+    /// Output tokens per second if it did nothing else; with `context_tokens`, those of answers
+    /// that read nothing.
     pub decode_tps: Positive,
+    /// Context at which an answer's token costs twice what it does with none; `None` where a
+    /// context costs nothing.
+    pub context_tokens: Option<Positive>,
     /// Tokens that its KV memory holds; `None` where that is no bound.
     pub kv_tokens: Option<Positive>,
     /// Derived by assuming a latency, not stated by the operator.
@@ -288,6 +292,9 @@ pub struct Capacity {
 pub struct Mix {
     /// Tokens of the prompt.
     pub prompt_tokens: NonNegative,
+    /// Of those, the ones that engines find in their caches: they travel, hold memory and are read
+    /// by every token of the answer, and are not computed.
+    pub cached_tokens: NonNegative,
     /// Tokens of the answer.
     pub output_tokens: NonNegative,
 }

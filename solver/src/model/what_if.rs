@@ -56,7 +56,6 @@ fn configured(topology: &Topology) -> Vec<DemandNow> {
         .map(|i| DemandNow {
             by_priority_rps: none.clone(),
             mix: topology.classes[i % classes].mix,
-            cached_tokens: 0.0,
         })
         .collect();
     for demand in &topology.demand {

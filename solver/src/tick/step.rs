@@ -352,7 +352,6 @@ mod tests {
                 .map(|p| if p == 0 { rps } else { 0.0 })
                 .collect(),
             mix: topology.classes[0].mix,
-            cached_tokens: 0.0,
         };
         let demand: Vec<DemandNow> = topology.demand.iter().map(|d| one(d.rps.value())).collect();
         let mut problem = Problem::new(

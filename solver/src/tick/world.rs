@@ -18,6 +18,7 @@ use crate::model::network::{Measured, further_rounds};
 use crate::model::optimise::Solution;
 use crate::model::problem::{DemandNow, EngineNow, Now, Problem};
 use crate::model::topology::{ClassId, EngineId, FrontendId, Mix, TokenMix, Topology};
+use crate::model::units::NonNegative;
 
 /// Penalties count in steps of this, so that noise in one changes no plan.
 const PENALTY_STEP: f64 = 0.05;
@@ -106,7 +107,7 @@ impl World {
         for frontend in topology.frontend_ids() {
             let demand = &self.demand[frontend.0 * topology.classes.len() + class.0];
             let rps: f64 = demand.by_priority_rps.iter().sum();
-            sum += rps * demand.work_mix().engine_seconds(capacity);
+            sum += rps * demand.mix.engine_seconds(capacity);
             all += rps;
         }
         if all > 0.0 {
@@ -202,11 +203,11 @@ impl World {
             for (id, class) in topology.class_ids().zip(&topology.classes) {
                 let at = frontend.0 * topology.classes.len() + id.0;
                 let rps: f64 = self.demand[at].by_priority_rps.iter().sum();
-                let work = self.demand[at].work_mix();
+                let mix = self.demand[at].mix;
                 let weights = self.previous[at].iter().flatten();
                 for (pair, weight) in class.eligible.iter().zip(weights) {
                     let capacity = &topology.engines[pair.engine.0].capacity;
-                    let load = rps * weight * work.engine_seconds(capacity);
+                    let load = rps * weight * mix.engine_seconds(capacity);
                     if load > 0.0 {
                         loads[pair.engine.0].push(((frontend, id), load));
                     }
@@ -475,7 +476,6 @@ fn demand(topology: &Topology, inputs: &Inputs) -> Vec<DemandNow> {
         .map(|(_, mix)| DemandNow {
             by_priority_rps: vec![0.0; priorities],
             mix,
-            cached_tokens: 0.0,
         })
         .collect();
     for sample in &inputs.demand {
@@ -491,7 +491,7 @@ fn demand(topology: &Topology, inputs: &Inputs) -> Vec<DemandNow> {
                 let mixed = seen
                     .filter(|s| *s > 0.0)
                     .map_or(own, |s| own + (s - own) * part);
-                crate::model::units::NonNegative::new(mixed)
+                NonNegative::new(mixed)
             };
             let prompt = blend(
                 now.mix.prompt_tokens.value(),
@@ -502,13 +502,15 @@ fn demand(topology: &Topology, inputs: &Inputs) -> Vec<DemandNow> {
                 sample.output_tokens.map(|t| t.value()),
             );
             if let (Some(prompt_tokens), Some(output_tokens)) = (prompt, output) {
+                // A measured 0 is nothing cached; no measure leaves what is described.
+                let own = now.mix.cached_tokens.value();
+                let cached = sample.cached_tokens.map_or(own, |t| t.value());
                 now.mix = Mix {
                     prompt_tokens,
+                    cached_tokens: NonNegative::new(own + (cached - own) * part)
+                        .unwrap_or_default(),
                     output_tokens,
                 };
-                // Nothing is known of caches where the mix is the described one.
-                let cached = sample.cached_tokens.map_or(0.0, |t| t.value());
-                now.cached_tokens += (cached - now.cached_tokens) * part;
             }
         }
     }

@@ -106,7 +106,6 @@ impl Drift {
         let one = |(s, rps): (usize, &f64)| DemandNow {
             by_priority_rps: vec![*rps],
             mix: topology.classes[s % CLASSES].mix,
-            cached_tokens: 0.0,
         };
         let demand: Vec<DemandNow> = self.rates.iter().enumerate().map(one).collect();
         let engines = topology.engines.iter().zip(&self.down).map(|(_, down)| {

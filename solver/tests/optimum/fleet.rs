@@ -29,7 +29,6 @@ static PLAIN: LazyLock<Problem> = LazyLock::new(|| {
     let demand = DemandNow {
         by_priority_rps: vec![1.0],
         mix: topology.classes[0].mix,
-        cached_tokens: 0.0,
     };
     let now = Now {
         demand: &[demand],

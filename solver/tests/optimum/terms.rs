@@ -29,7 +29,6 @@ fn movement_ms(follow_ups: f64) -> f64 {
     let demand = DemandNow {
         by_priority_rps: vec![1.0],
         mix: topology.classes[0].mix,
-        cached_tokens: 0.0,
     };
     let now = Now {
         demand: &[demand],

@@ -162,6 +162,7 @@ fn default_mix(source: &Source<'_>, first: Option<&raw::Route>) -> Result<Mix, T
         Some(route) => routes::mix(source, route),
         None => Ok(Mix {
             prompt_tokens: NonNegative::new(MIX.0).expect("a constant above 0"),
+            cached_tokens: NonNegative::default(),
             output_tokens: NonNegative::new(MIX.1).expect("a constant above 0"),
         }),
     }

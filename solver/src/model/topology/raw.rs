@@ -160,6 +160,7 @@ pub(in crate::model) struct Profile {
     pub(in crate::model) kind: Option<String>,
     pub(in crate::model) model: Option<String>,
     pub(in crate::model) prompt_tokens: Number,
+    pub(in crate::model) cached_tokens: Number,
     pub(in crate::model) prompt_share: Number,
     pub(in crate::model) prompt_steps: Number,
     pub(in crate::model) output_tokens: Number,
@@ -213,7 +214,9 @@ pub(in crate::model) struct Capacity {
     pub(in crate::model) max_running: Number,
     pub(in crate::model) prompt_tokens: Number,
     pub(in crate::model) output_tokens: Number,
+    pub(in crate::model) cached_tokens: Number,
     pub(in crate::model) kv_tokens: Number,
+    pub(in crate::model) context_tokens: Number,
 }
 
 #[derive(Debug, Deserialize)]
@@ -242,6 +245,7 @@ pub(in crate::model) struct Route {
     pub(in crate::model) adapter: String,
     pub(in crate::model) prompt_tokens: Number,
     pub(in crate::model) output_tokens: Number,
+    pub(in crate::model) cached_tokens: Number,
     pub(in crate::model) service_ms: Number,
     pub(in crate::model) engines: Option<Vec<Spanned<String>>>,
     pub(in crate::model) regions: Option<Vec<Spanned<String>>>,

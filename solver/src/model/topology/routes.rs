@@ -17,6 +17,7 @@ use super::{
     Class, ClassEngine, ClassId, Conditions, Demand, EngineId, FrontendId, Mix, Route, RouteId,
     Topology, TopologyError, raw,
 };
+use crate::model::mix;
 use crate::model::profile::Profiles;
 use crate::model::units::{NonNegative, Number};
 
@@ -32,7 +33,7 @@ type Static = Vec<Option<Vec<f64>>>;
 #[derive(PartialEq, Eq, PartialOrd, Ord)]
 struct Key {
     eligible: Vec<ClassEngine>,
-    tokens: [u64; 2],
+    tokens: [u64; 3],
     service: Option<u64>,
     weights: Option<Vec<Option<Vec<u64>>>>,
 }
@@ -71,26 +72,19 @@ pub(super) fn read(
 
 /// Tokens of a route's mean request.
 pub(super) fn mix(source: &Source<'_>, route: &raw::Route) -> Result<Mix, TopologyError> {
-    let name = route.name.get_ref();
-    let tokens = |suffix: &str, value: &raw::Number, default| {
-        source.number_or::<NonNegative>(
-            format_args!("routes {name:?}: {suffix}"),
-            value.as_ref(),
-            default,
-        )
+    let key = |suffix: &str| format!("routes {:?}: {suffix}", route.name.get_ref());
+    let given = mix::Given {
+        prompt: &route.prompt_tokens,
+        cached: &route.cached_tokens,
+        output: &route.output_tokens,
     };
-    let prompt_tokens = tokens("prompt_tokens", &route.prompt_tokens, TOKENS.0)?;
-    let output_tokens = tokens("output_tokens", &route.output_tokens, TOKENS.1)?;
-    if prompt_tokens.value() + output_tokens.value() <= 0.0 {
-        let problem = format!(
-            "routes {name:?}: prompt_tokens and output_tokens are both 0: one must be above 0"
-        );
-        return Err(source.refuse(route.name.span(), problem));
-    }
-    Ok(Mix {
-        prompt_tokens,
-        output_tokens,
-    })
+    let tokens = |value| NonNegative::new(value).expect("a constant above 0");
+    let default = Mix {
+        prompt_tokens: tokens(TOKENS.0),
+        cached_tokens: NonNegative::default(),
+        output_tokens: tokens(TOKENS.1),
+    };
+    mix::read(source, &key, given, default, route.name.span())
 }
 
 fn eligible(
@@ -185,6 +179,7 @@ fn class(
         eligible: eligible.clone(),
         tokens: [
             mix.prompt_tokens.value().to_bits(),
+            mix.cached_tokens.value().to_bits(),
             mix.output_tokens.value().to_bits(),
         ],
         service: service_ms.map(|s| s.value().to_bits()),
