@@ -2,9 +2,10 @@
 //!
 //! Pure: samples in, one [`Fit`] for each engine kind and model out. Load is counted in work, so
 //! that a fit at one mix of tokens speaks about others: a request takes prompt x p + output x d
-//! engine-seconds, utilisation is that times load over what fills the engine, the time between
-//! tokens is one curve over utilisation, and the first token takes some of those plus a part that
-//! grows with the prompt and, as far as prompts wait for prompts, with their part of the load.
+//! engine-seconds, where a token of output counts more the more it reads, utilisation is that times
+//! load over what fills the engine, the time between tokens is one curve over utilisation, and the
+//! first token takes some of those plus a part that grows with the prompt and, as far as prompts
+//! wait for prompts, with their part of the load.
 //!
 //! | file | noun |
 //! |---|---|
@@ -12,11 +13,13 @@
 //! | `read` | samples out of a file |
 //! | `recorded` | samples out of a solver's history |
 //! | `mixes` | samples of like requests |
+//! | `context` | what an answer's token costs by what it reads |
 //! | `work` | what tokens cost, what fills the engine |
 //! | `regress` | the convex, rising line through points |
 //! | `write` | the fit as TOML for a topology, as JSON, as words |
 //! | `plot` | samples, curve and saturation as SVG |
 
+pub mod context;
 pub mod mixes;
 pub mod plot;
 pub mod read;
@@ -28,6 +31,7 @@ pub mod write;
 
 use crate::model::prefill;
 use crate::model::topology::Point;
+use context::Source;
 use mixes::Mixed;
 use regress::{Line, Observed};
 use sample::Sample;
@@ -77,8 +81,18 @@ pub struct Fit {
 pub struct Tokens {
     /// Of the prompt, cached ones left out.
     pub uncached_tokens: f64,
+    /// Of the prompt, the cached ones: read by every token of the answer, but not computed.
+    pub cached_tokens: f64,
     /// Of the answer.
     pub output_tokens: f64,
+}
+
+impl Tokens {
+    /// Of the whole prompt.
+    #[must_use]
+    pub fn prompt_tokens(self) -> f64 {
+        self.uncached_tokens + self.cached_tokens
+    }
 }
 
 /// Relative differences of samples from a fit.
@@ -161,14 +175,25 @@ pub enum FitError {
 ///
 /// [`FitError`] says what the samples lack.
 pub fn fit(kind: &str, model: &str, samples: &[Sample]) -> Result<Fit, FitError> {
+    fit_with(kind, model, samples, Source::default())
+}
+
+/// The same, with a word on what a context costs.
+///
+/// # Errors
+///
+/// [`FitError`] says what the samples lack.
+pub fn fit_with(
+    kind: &str,
+    model: &str,
+    samples: &[Sample],
+    context: Source,
+) -> Result<Fit, FitError> {
     let kept_up: Vec<&Sample> = samples.iter().filter(|s| !s.is_saturated()).collect();
     check(kind, model, samples, &kept_up)?;
     let mixes = mixes::mixes(samples);
-    let work = work::work(samples, &mixes);
-    let reference = Tokens {
-        uncached_tokens: mixes[0].uncached_tokens,
-        output_tokens: mixes[0].output_tokens,
-    };
+    let work = work::work(samples, &mixes, context);
+    let reference = mixes[0].tokens();
     let mut fit = Fit {
         kind: kind.to_owned(),
         model: model.to_owned(),
@@ -207,13 +232,9 @@ impl Fit {
     /// What it expects of an engine that gets so many requests a second.
     #[must_use]
     pub fn expected(&self, load_rps: f64, tokens: Tokens) -> Expected {
-        let Tokens {
-            uncached_tokens: prompt,
-            output_tokens: output,
-        } = tokens;
-        let utilisation = self.work.utilisation(load_rps, prompt, output);
+        let utilisation = self.work.utilisation(load_rps, tokens);
         let tbot_ms = self.tbot.at(utilisation);
-        let first_ms = self.first.at(utilisation) * self.scale(prompt);
+        let first_ms = self.first.at(utilisation) * self.scale(tokens.uncached_tokens);
         Expected {
             utilisation,
             ttft_ms: self.steps * tbot_ms + first_ms * self.longer(utilisation, tokens),
@@ -224,9 +245,7 @@ impl Fit {
     /// Requests per second that fill the engine.
     #[must_use]
     pub fn capacity_rps(&self, tokens: Tokens) -> f64 {
-        1.0 / self
-            .work
-            .utilisation(1.0, tokens.uncached_tokens, tokens.output_tokens)
+        1.0 / self.work.utilisation(1.0, tokens)
     }
 
     /// Uncached prompt tokens per second that fill the engine alone.
@@ -235,7 +254,7 @@ impl Fit {
         self.work.full / self.work.prefill_s
     }
 
-    /// Answers' tokens per second that fill the engine alone.
+    /// Tokens per second that fill the engine alone, of answers that read nothing.
     #[must_use]
     pub fn decode_tps(&self) -> f64 {
         self.work.full / self.work.decode_s
@@ -260,8 +279,7 @@ impl Fit {
             return 1.0;
         }
         let share = |tokens: Tokens| {
-            let (prompt, output) = (tokens.uncached_tokens, tokens.output_tokens);
-            prompt * self.work.prefill_s / self.work.seconds(prompt, output)
+            tokens.uncached_tokens * self.work.prefill_s / self.work.seconds(tokens)
         };
         let rise = self.first.at(utilisation) / self.first.at(0.0).max(f64::MIN_POSITIVE);
         prefill::longer(rise, utilisation, share(self.reference), share(tokens))
@@ -279,12 +297,7 @@ impl Fit {
     }
 
     fn utilisation(&self, sample: &Sample) -> f64 {
-        let tokens = tokens(sample);
-        self.work.utilisation(
-            sample.load_rps,
-            tokens.uncached_tokens,
-            tokens.output_tokens,
-        )
+        self.work.utilisation(sample.load_rps, tokens(sample))
     }
 
     /// The first token's part, with so many steps taken off. How it rises is known when it is
@@ -351,10 +364,7 @@ impl Fit {
     fn by_mix(&self, samples: &[Sample], mix: &Mixed) -> Option<MixResidual> {
         let own = mix.members.iter().map(|&i| &samples[i]);
         let kept_up: Vec<&Sample> = own.filter(|s| !s.is_saturated()).collect();
-        let tokens = Tokens {
-            uncached_tokens: mix.uncached_tokens,
-            output_tokens: mix.output_tokens,
-        };
+        let tokens = mix.tokens();
         (!kept_up.is_empty() || mix.saturation_rps.is_some()).then(|| MixResidual {
             tokens,
             samples: kept_up.len(),
@@ -385,8 +395,10 @@ fn has_steps(kept_up: &[&Sample], steps: f64) -> bool {
 /// Tokens of a sample.
 #[must_use]
 pub fn tokens(sample: &Sample) -> Tokens {
+    let uncached_tokens = sample.uncached_tokens();
     Tokens {
-        uncached_tokens: sample.uncached_tokens(),
+        uncached_tokens,
+        cached_tokens: (sample.prompt_tokens - uncached_tokens).max(0.0),
         output_tokens: sample.output_tokens,
     }
 }

@@ -9,7 +9,10 @@ use std::path::{Path, PathBuf};
 
 use clap::Parser;
 use pointsman_solver::cli::{Cli, execute};
+use pointsman_solver::fit::read::{Middle, read};
+use pointsman_solver::fit::{Tokens, fit};
 use pointsman_solver::model::topology::Topology;
+use pointsman_solver::model::units::Positive;
 use serde_json::Value;
 
 /// An engine whose time between tokens is 8 ms / (1 - 0.8 u), full at 10 requests/s of 1,000 and
@@ -115,16 +118,16 @@ fn a_fit_at_the_end_of_a_topology_gives_its_engines_capacity_and_curves() {
         (rps[0] - 10.0).abs() < 0.01 && (rps[1] - 20.0).abs() < 0.02,
         "{rps:?}"
     );
-    // 10 requests/s of 50 ms of prompt and 30 of answer are what fills it: 0.8 of its seconds.
+    // 10 requests/s of 50 ms of prompt and 30 of answer are what fills it: 0.8 of its seconds. A
+    // token of answers that read nothing takes less of them than one that reads 1,100 does.
     let capacity = &topology.engines[0].capacity;
     assert!(
         (capacity.prefill_tps.value() / 16_000.0 - 1.0).abs() < 0.01,
         "{capacity:?}"
     );
-    assert!(
-        (capacity.decode_tps.value() / 5_333.3 - 1.0).abs() < 0.01,
-        "{capacity:?}"
-    );
+    assert_eq!(capacity.context_tokens.map(Positive::value), Some(10_000.0));
+    let read_tps = capacity.decode_tps.value() / 1.11;
+    assert!((read_tps / 5_333.3 - 1.0).abs() < 0.01, "{capacity:?}");
     // One curve for each length of prompt: three times the tokens, three times the 50 ms.
     let curve = |class: usize| &topology.profiles[topology.classes[class].eligible[0].profile.0];
     for utilisation in [0.2, 0.6, 0.95] {
@@ -141,6 +144,67 @@ fn a_fit_at_the_end_of_a_topology_gives_its_engines_capacity_and_curves() {
             "{tbot}"
         );
     }
+}
+
+#[test]
+fn a_plan_expects_what_the_fit_does_of_long_and_of_cached_prompts() {
+    // Prompts of 1,600 tokens, 600 of them cached.
+    let samples = csv(&LOADS)
+        .replace("output_tokens,", "hit_rate,output_tokens,")
+        .replace(",1000,200,", ",1600,0.375,200,");
+    let samples = read("samples.csv", &samples, Middle::Mean).unwrap();
+    let fit = fit("h", "m", &samples).unwrap();
+    let fitted = pointsman_solver::fit::write::toml(std::slice::from_ref(&fit));
+    assert!(
+        fitted.contains("prompt_tokens = 1600.0\ncached_tokens = 600.0\n"),
+        "{fitted}"
+    );
+    let fleet = FLEET
+        .replace(
+            "prompt_tokens = 1000",
+            "prompt_tokens = 1600\ncached_tokens = 600",
+        )
+        .replace(
+            "prompt_tokens = 3000",
+            "prompt_tokens = 9000\ncached_tokens = 7000",
+        );
+    let topology = Topology::parse("t.toml", &format!("{fleet}{fitted}")).unwrap();
+    for (class, uncached_tokens, cached_tokens) in [(0, 1_000.0, 600.0), (1, 2_000.0, 7_000.0)] {
+        let tokens = Tokens {
+            uncached_tokens,
+            cached_tokens,
+            output_tokens: 200.0,
+        };
+        let class = &topology.classes[class];
+        let planned_rps = 1.0 / class.mix.engine_seconds(&topology.engines[0].capacity);
+        let fitted_rps = fit.capacity_rps(tokens);
+        assert!(
+            (planned_rps / fitted_rps - 1.0).abs() < 1e-3,
+            "{planned_rps}"
+        );
+        let curve = &topology.profiles[class.eligible[0].profile.0];
+        for utilisation in [0.0, 0.3, 0.6, 0.9] {
+            let (ttft, tbot) = curve.at(utilisation);
+            let wanted = fit.expected(utilisation * fitted_rps, tokens);
+            assert!(
+                (ttft / wanted.ttft_ms - 1.0).abs() < 0.01,
+                "{ttft}, {wanted:?}"
+            );
+            assert!(
+                (tbot / wanted.tbot_ms - 1.0).abs() < 0.01,
+                "{tbot}, {wanted:?}"
+            );
+        }
+    }
+    // An answer's token reads 9,100 tokens instead of 1,700: 1.91 of what it costs, not 1.17.
+    let seconds = |class: usize| {
+        let mix = topology.classes[class].mix;
+        mix.engine_seconds(&topology.engines[0].capacity)
+    };
+    let (prompt, answer) = (0.05 / 0.8, 0.03 / 0.8);
+    assert!((seconds(0) / (prompt + answer) - 1.0).abs() < 0.01);
+    let long = 2.0 * prompt + answer * 1.91 / 1.17;
+    assert!((seconds(1) / long - 1.0).abs() < 0.01, "{}", seconds(1));
 }
 
 #[test]
@@ -162,6 +226,51 @@ fn an_engines_own_capacity_wins_and_without_any_the_profile_is_asked_for() {
         .to_string();
     assert!(
         refused.contains("prompt_share needs prompt_tokens"),
+        "{refused}"
+    );
+}
+
+#[test]
+fn what_a_context_costs_is_told_to_be_assumed_unless_it_is_given() {
+    let (_dir, samples) = folder(&csv(&LOADS));
+    let told = |line: &[&str]| {
+        let fit = [&["fit", text(&samples)], line].concat();
+        let json: Value = serde_json::from_str(&run(&[&fit[..], &["--json"]].concat())?).unwrap();
+        let capacity = json["fits"][0]["capacity"].clone();
+        Ok::<_, String>((run(&fit)?, capacity))
+    };
+    let (assumed, json) = told(&[]).unwrap();
+    for line in [
+        "# a token of an answer costs twice as much where it reads 10000 tokens, ASSUMED: fill the \
+         engine with three mixes of unlike prompts and answers to know, or give --context-tokens\n",
+        ", context_tokens = 10000.0 } # measured; context_tokens is assumed\n",
+    ] {
+        assert!(assumed.contains(line), "{assumed}");
+    }
+    assert_eq!(
+        (&json["context_tokens"], &json["context"]),
+        (&10_000.0.into(), &"assumed".into())
+    );
+    let (given, json) = told(&["--context-tokens", "2500"]).unwrap();
+    assert!(
+        given.contains("where it reads 2500 tokens, as given\n")
+            && given.contains(", context_tokens = 2500.0 } # measured\n"),
+        "{given}"
+    );
+    assert_eq!(json["context"], "given");
+    let (none, json) = told(&["--context-tokens", "none"]).unwrap();
+    assert!(
+        none.contains("# a token of an answer costs the same whatever it reads, as given\n")
+            && !none.contains("context_tokens ="),
+        "{none}"
+    );
+    assert_eq!(
+        (&json["context_tokens"], &json["context"]),
+        (&Value::Null, &"given".into())
+    );
+    let refused = told(&["--context-tokens", "0"]).unwrap_err();
+    assert!(
+        refused.contains("\"0\": must be a number of tokens above 0, or none"),
         "{refused}"
     );
 }

@@ -190,6 +190,7 @@ fn near_and_far_agree(prompts: Prompts, mean_tokens: f64) {
         [Some("near"), Some("far"), None].map(|frontend| fitted(dir.path(), frontend));
     let tokens = Tokens {
         uncached_tokens: 0.75 * mean_tokens,
+        cached_tokens: 0.25 * mean_tokens,
         output_tokens: 100.0,
     };
     let mut worst = 0.0_f64;
@@ -218,6 +219,7 @@ fn without_measured_round_trips_the_described_ones_are_taken_off() {
     record(dir.path(), Prompts::Same, false);
     let tokens = Tokens {
         uncached_tokens: 4_500.0,
+        cached_tokens: 1_500.0,
         output_tokens: 100.0,
     };
     let first = |frontend| {

@@ -90,6 +90,7 @@ fn recovered(settings: &Settings, rps: f64, noise: f64, seed: u64) -> (Fit, f64,
     let fit = fit("k", "m", &samples).unwrap();
     let tokens = Tokens {
         uncached_tokens: PROMPT,
+        cached_tokens: 0.0,
         output_tokens: EVENTS,
     };
     let (mut ttft, mut tbot) = (0.0_f64, 0.0_f64);

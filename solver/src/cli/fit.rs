@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 
 use super::write;
 use crate::error::Error;
+use crate::fit::context::Source;
 use crate::fit::read::{self, Middle};
 use crate::fit::recorded;
 use crate::fit::sample::Sample;
@@ -38,6 +39,10 @@ pub struct FitArgs {
     /// Use median times where samples have them, instead of means.
     #[arg(long, conflicts_with = "history")]
     median: bool,
+    /// Context at which an answer's token costs twice what it does with none, or `none` where it
+    /// costs the same; without it, what three mixes that filled the engine tell, else assumed.
+    #[arg(long, value_name = "N|none")]
+    context_tokens: Option<Source>,
     /// Write the profiles, as a topology takes them, to this file.
     #[arg(long, value_name = "FILE")]
     out: Option<PathBuf>,
@@ -71,7 +76,9 @@ pub fn fit(args: &FitArgs, out: &mut dyn Write) -> Result<(), Error> {
             .iter()
             .filter(|s| s.kind == kind && s.model == model);
         let own: Vec<Sample> = own.cloned().collect();
-        let fit = fit::fit(&kind, &model, &own).map_err(|e| Error::Other(e.to_string()))?;
+        let context = args.context_tokens.unwrap_or_default();
+        let fit = fit::fit_with(&kind, &model, &own, context);
+        let fit = fit.map_err(|e| Error::Other(e.to_string()))?;
         fits.push((fit, own));
     }
     if let Some(path) = &args.svg {

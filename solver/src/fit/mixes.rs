@@ -1,5 +1,6 @@
 //! Samples of like requests, put together: what each mix showed by itself.
 
+use super::Tokens;
 use super::regress::{self, Line, Observed};
 use super::sample::Sample;
 
@@ -21,6 +22,18 @@ pub struct Mixed {
     pub members: Vec<usize>,
     /// Requests per second at which the engine was full, where it was.
     pub saturation_rps: Option<f64>,
+}
+
+impl Mixed {
+    /// Its mean request.
+    #[must_use]
+    pub fn tokens(&self) -> Tokens {
+        Tokens {
+            uncached_tokens: self.uncached_tokens,
+            cached_tokens: (self.prompt_tokens - self.uncached_tokens).max(0.0),
+            output_tokens: self.output_tokens,
+        }
+    }
 }
 
 /// The mixes of samples, the one with most samples first.
@@ -80,9 +93,10 @@ fn line(samples: &[Sample], mix: &Mixed, value: impl Fn(&Sample) -> f64) -> Line
 
 /// How much two kinds of requests differ: the larger logarithm of their tokens' ratios.
 fn distance(mix: &Mixed, sample: &Sample) -> f64 {
-    let prompt = (mix.uncached_tokens / sample.uncached_tokens()).ln().abs();
+    let uncached = (mix.uncached_tokens / sample.uncached_tokens()).ln().abs();
+    let prompt = (mix.prompt_tokens / sample.prompt_tokens).ln().abs();
     let output = (mix.output_tokens / sample.output_tokens).ln().abs();
-    prompt.max(output)
+    uncached.max(prompt).max(output)
 }
 
 /// The most that a full engine got done; at least what one that kept up did. Not the mean: an engine

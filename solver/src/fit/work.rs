@@ -6,11 +6,14 @@
 //! second. So the time between tokens is T = T0 / (1 - load x (prompt x p + output x d)), whatever
 //! the mix, and a prompt at an idle engine takes one such step and prompt x p. Two rates follow
 //! from samples of one mix that way, and from the loads that fill the engine where two unlike mixes
-//! did.
+//! did. What an answer's token costs by what it reads comes before (`context`): here output counts
+//! in tokens that read nothing.
 
+use super::context::{Context, Source};
 use super::mixes::{self, Mixed};
 use super::regress;
 use super::sample::Sample;
+use super::{Tokens, tokens};
 
 /// Prefill over decode rate where nothing tells them apart: what a topology assumes too.
 const ASSUMED_RATIO: f64 = 10.0;
@@ -42,10 +45,12 @@ pub enum Split {
 pub struct Work {
     /// Of an uncached prompt token.
     pub prefill_s: f64,
-    /// Of an answer's token.
+    /// Of an answer's token that reads nothing.
     pub decode_s: f64,
     /// How they were told apart.
     pub split: Split,
+    /// What an answer's token costs by what it reads.
+    pub context: Context,
     /// Engine-seconds per second at which the engine is full.
     pub full: f64,
     /// Some sample saw it full; else `full` is a lower bound.
@@ -60,44 +65,46 @@ pub struct Work {
 impl Work {
     /// Engine-seconds of a request.
     #[must_use]
-    pub fn seconds(&self, uncached_tokens: f64, output_tokens: f64) -> f64 {
-        uncached_tokens * self.prefill_s + output_tokens * self.decode_s
+    pub fn seconds(&self, tokens: Tokens) -> f64 {
+        tokens.uncached_tokens * self.prefill_s + self.context.answer_tokens(tokens) * self.decode_s
     }
 
     /// Utilisation by so many requests a second.
     #[must_use]
-    pub fn utilisation(&self, load_rps: f64, uncached_tokens: f64, output_tokens: f64) -> f64 {
-        load_rps * self.seconds(uncached_tokens, output_tokens) / self.full
+    pub fn utilisation(&self, load_rps: f64, tokens: Tokens) -> f64 {
+        load_rps * self.seconds(tokens) / self.full
     }
 }
 
 /// What tokens cost, by all samples of one engine kind; `mixes` must not be empty, and its first
-/// one is what `prompt_share` refers to.
+/// one is what `prompt_share` refers to. `source` says what a context costs.
 #[must_use]
-pub fn work(samples: &[Sample], mixes: &[Mixed]) -> Work {
+pub fn work(samples: &[Sample], mixes: &[Mixed], source: Source) -> Work {
     debug_assert!(!mixes.is_empty());
     let rest = Rest::of(samples, mixes);
-    let (prefill_s, decode_s, split) = by_mixes(mixes)
-        .or_else(|| by_steps(samples, mixes, &rest))
-        .or_else(|| by_rest(mixes, &rest))
+    let context = Context::of(source, mixes, rises(samples));
+    let (prefill_s, decode_s, split) = by_mixes(mixes, context)
+        .or_else(|| by_steps(samples, mixes, &rest, context))
+        .or_else(|| by_rest(mixes, &rest, context))
         .unwrap_or((1.0 / ASSUMED_RATIO, 1.0, Split::Assumed));
     let mut work = Work {
         prefill_s,
         decode_s,
         split,
+        context,
         full: 1.0,
         seen_full: false,
         separability_error: None,
         prompt_share: rest.prompt_share(mixes[0].uncached_tokens),
     };
-    let at = |m: &Mixed, rps: f64| rps * work.seconds(m.uncached_tokens, m.output_tokens);
+    let at = |m: &Mixed, rps: f64| rps * work.seconds(m.tokens());
     let mut full: Vec<f64> = mixes
         .iter()
         .filter_map(|m| m.saturation_rps.map(|rps| at(m, rps)))
         .collect();
     full.sort_by(f64::total_cmp);
     if full.is_empty() {
-        let of = |s: &Sample| s.load_rps * work.seconds(s.uncached_tokens(), s.output_tokens);
+        let of = |s: &Sample| s.load_rps * work.seconds(tokens(s));
         work.full = samples.iter().map(of).fold(0.0, f64::max);
         return work;
     }
@@ -159,12 +166,13 @@ impl Rest {
 }
 
 /// From the loads at which unlike mixes filled the engine.
-fn by_mixes(mixes: &[Mixed]) -> Option<(f64, f64, Split)> {
+fn by_mixes(mixes: &[Mixed], context: Context) -> Option<(f64, f64, Split)> {
     let full: Vec<(f64, f64)> = mixes
         .iter()
         .filter_map(|m| {
             let rps = m.saturation_rps?;
-            Some((rps * m.uncached_tokens, rps * m.output_tokens))
+            let answer = context.answer_tokens(m.tokens());
+            Some((rps * m.uncached_tokens, rps * answer))
         })
         .collect();
     let ratios = full.iter().map(|(prompt, output)| prompt / output);
@@ -180,56 +188,75 @@ fn by_mixes(mixes: &[Mixed]) -> Option<(f64, f64, Split)> {
 }
 
 /// From the first token at rest, and from T (1 - load x (prompt p + output d)) = T0.
-fn by_steps(samples: &[Sample], mixes: &[Mixed], rest: &Rest) -> Option<(f64, f64, Split)> {
+fn by_steps(
+    samples: &[Sample],
+    mixes: &[Mixed],
+    rest: &Rest,
+    context: Context,
+) -> Option<(f64, f64, Split)> {
     let prefill_s = rest.per_token_ms / 1e3;
-    let kept_up = || {
-        samples
-            .iter()
-            .filter(|s| !s.is_saturated() && s.tbot_ms > 0.0)
-    };
-    let least = kept_up().map(|s| s.tbot_ms).fold(f64::INFINITY, f64::min);
-    let most = kept_up().map(|s| s.tbot_ms).fold(0.0, f64::max);
-    if prefill_s <= 0.0 || most < RISES * least {
+    if prefill_s <= 0.0 || !rises(samples) {
         return None;
     }
     // With a = 1 / T0 and b = d / T0, linear in both: T a (1 - load prompt p) - T b load output = 1.
     let prompt = |s: &Sample| s.load_rps * s.uncached_tokens() * prefill_s;
-    let first: Vec<f64> = kept_up().map(|s| s.tbot_ms * (1.0 - prompt(s))).collect();
-    let second: Vec<f64> = kept_up()
-        .map(|s| -s.tbot_ms * s.load_rps * s.output_tokens)
+    let first: Vec<f64> = kept_up(samples)
+        .map(|s| s.tbot_ms * (1.0 - prompt(s)))
+        .collect();
+    let second: Vec<f64> = kept_up(samples)
+        .map(|s| -s.tbot_ms * s.load_rps * context.answer_tokens(tokens(s)))
         .collect();
     let found = regress::least_squares(&[&first, &second], &vec![1.0; first.len()])?;
     let decode_s = found[1] / found[0];
     let off = |(x, y): (&f64, &f64)| (x * found[0] + y * found[1] - 1.0).powi(2);
     let off: f64 = first.iter().zip(&second).map(off).sum();
     let believed = (off / first.len() as f64).sqrt() <= MOST_OFF && found[0] > 0.0;
-    (believed && plausible(mixes, prefill_s, decode_s)).then_some((
+    (believed && plausible(mixes, prefill_s, decode_s, context)).then_some((
         prefill_s,
         decode_s,
         Split::Steps,
     ))
 }
 
+/// Samples of an engine that kept up, with tokens to tell the time between.
+fn kept_up(samples: &[Sample]) -> impl Iterator<Item = &Sample> {
+    samples
+        .iter()
+        .filter(|s| !s.is_saturated() && s.tbot_ms > 0.0)
+}
+
+/// Whether tokens come slower under load.
+fn rises(samples: &[Sample]) -> bool {
+    let least = kept_up(samples)
+        .map(|s| s.tbot_ms)
+        .fold(f64::INFINITY, f64::min);
+    let most = kept_up(samples).map(|s| s.tbot_ms).fold(0.0, f64::max);
+    most >= RISES * least
+}
+
 /// Whether such costs leave a full engine neither idle nor doing more than a second's work.
-fn plausible(mixes: &[Mixed], prefill_s: f64, decode_s: f64) -> bool {
+fn plausible(mixes: &[Mixed], prefill_s: f64, decode_s: f64, context: Context) -> bool {
     mixes.iter().all(|m| {
-        let (prompt, output) = (m.uncached_tokens * prefill_s, m.output_tokens * decode_s);
+        let answer = context.answer_tokens(m.tokens());
+        let (prompt, output) = (m.uncached_tokens * prefill_s, answer * decode_s);
         let full = m.saturation_rps.map(|rps| rps * (prompt + output));
         output >= LEAST_PART * prompt && full.is_none_or(|full| (0.25..1.25).contains(&full))
     })
 }
 
 /// From the first token at rest, and what it leaves of the load that filled the engine.
-fn by_rest(mixes: &[Mixed], rest: &Rest) -> Option<(f64, f64, Split)> {
+fn by_rest(mixes: &[Mixed], rest: &Rest, context: Context) -> Option<(f64, f64, Split)> {
     let prefill_s = rest.per_token_ms / 1e3;
     let (mix, rps) = mixes.iter().find_map(|m| Some((m, m.saturation_rps?)))?;
     let left = 1.0 / rps - mix.uncached_tokens * prefill_s;
     let enough = prefill_s > 0.0 && left >= LEAST_PART / rps;
-    enough.then(|| (prefill_s, left / mix.output_tokens, Split::Rest))
+    let answer = context.answer_tokens(mix.tokens());
+    enough.then(|| (prefill_s, left / answer, Split::Rest))
 }
 
 #[cfg(test)]
 mod tests {
+    use super::super::context::Told;
     use super::super::mixes::mixes;
     use super::*;
 
@@ -253,6 +280,11 @@ mod tests {
         utilisations.iter().map(one).collect()
     }
 
+    /// Where a context costs nothing.
+    fn told(samples: &[Sample]) -> Work {
+        work(samples, &mixes(samples), Source::Nothing)
+    }
+
     fn near(value: f64, wanted: f64) {
         assert!((value / wanted - 1.0).abs() < 1e-6, "{value}, not {wanted}");
     }
@@ -260,7 +292,7 @@ mod tests {
     #[test]
     fn one_mix_tells_both_rates_of_an_ideal_engine() {
         let samples = ideal(1_000.0, 200.0, &[0.1, 0.3, 0.5, 0.7, 0.9, 1.3]);
-        let work = work(&samples, &mixes(&samples));
+        let work = told(&samples);
         near(work.prefill_s, 5e-5);
         near(work.decode_s, 1e-4);
         near(work.full, 0.8);
@@ -272,7 +304,7 @@ mod tests {
     fn unlike_mixes_tell_the_rates_by_what_filled_the_engine() {
         let mut samples = ideal(1_000.0, 200.0, &[0.1, 0.5, 0.9, 1.3]);
         samples.extend(ideal(200.0, 200.0, &[0.1, 0.5, 0.9, 1.3]));
-        let work = work(&samples, &mixes(&samples));
+        let work = told(&samples);
         // In seconds of a full engine.
         near(work.prefill_s, 5e-5 / 0.8);
         near(work.decode_s, 1e-4 / 0.8);
@@ -288,11 +320,11 @@ mod tests {
         samples.extend(ideal(250.0, 200.0, &[0.1, 0.5, 0.9]));
         samples.iter_mut().for_each(|s| s.ttft_ms += 50.0);
         // 50 ms fixed and 50 ms of the prompt.
-        near(work(&samples, &mixes(&samples)).prompt_share, 0.5);
+        near(told(&samples).prompt_share, 0.5);
         samples
             .iter_mut()
             .for_each(|s| s.ttft_ms = 100.0 + s.tbot_ms);
-        assert!(work(&samples, &mixes(&samples)).prompt_share < 1e-9);
+        assert!(told(&samples).prompt_share < 1e-9);
     }
 
     #[test]
@@ -302,7 +334,7 @@ mod tests {
             s.tbot_ms = 10.0;
             s.ttft_ms = 60.0;
         });
-        let work = work(&samples, &mixes(&samples));
+        let work = told(&samples);
         // Full at 0.8 / 0.07 requests/s: 87.5 ms each, 50 of them the prompt's.
         near(work.prefill_s, 5e-5);
         near(work.decode_s, 0.0375 / 200.0);
@@ -317,9 +349,48 @@ mod tests {
             s.tbot_ms = 10.0;
             s.ttft_ms = 900.0;
         });
-        let work = work(&samples, &mixes(&samples));
+        let work = told(&samples);
         assert_eq!((work.split, work.seen_full), (Split::Assumed, false));
         near(work.decode_s / work.prefill_s, 10.0);
-        near(work.utilisation(0.9 * 0.8 / 0.07, 1_000.0, 200.0), 1.0);
+        near(work.utilisation(0.9 * 0.8 / 0.07, tokens(&samples[0])), 1.0);
+    }
+
+    #[test]
+    fn at_one_mix_a_context_that_is_assumed_changes_what_is_said_of_others_only() {
+        let samples = ideal(1_000.0, 200.0, &[0.1, 0.3, 0.5, 0.7, 0.9, 1.3]);
+        let (without, with) = (
+            told(&samples),
+            work(&samples, &mixes(&samples), Source::Samples),
+        );
+        assert_eq!(with.split, Split::Steps);
+        let twice = with.context.tokens.unwrap();
+        assert_eq!(with.context.told, Told::Assumed);
+        // An answer's token reads 1,100.
+        let reads = |context: f64| 1.0 + context / twice;
+        near(with.decode_s, 1e-4 / reads(1_100.0));
+        near(with.prefill_s, without.prefill_s);
+        let own = tokens(&samples[0]);
+        near(with.utilisation(3.0, own), without.utilisation(3.0, own));
+        let long = Tokens {
+            uncached_tokens: 1_000.0,
+            cached_tokens: 3_000.0,
+            output_tokens: 200.0,
+        };
+        near(
+            with.seconds(long),
+            0.05 + 0.02 * reads(4_100.0) / reads(1_100.0),
+        );
+        near(without.seconds(long), 0.07);
+    }
+
+    #[test]
+    fn where_tokens_come_evenly_no_context_is_assumed_to_cost_anything() {
+        let mut samples = ideal(1_000.0, 200.0, &[0.1, 0.5, 0.9, 1.3]);
+        samples.iter_mut().for_each(|s| s.tbot_ms = 10.0);
+        let work = work(&samples, &mixes(&samples), Source::Samples);
+        assert_eq!(
+            (work.context.tokens, work.context.told),
+            (None, Told::Level)
+        );
     }
 }

@@ -7,6 +7,7 @@ use std::fmt::Write;
 
 use serde::Serialize;
 
+use super::context::Told;
 use super::work::Split;
 use super::{Fit, MixResidual, Residual, Tokens};
 use crate::model::topology::Point;
@@ -35,6 +36,9 @@ struct CapacityReport {
     /// "measured" or "lower_bound".
     bound: &'static str,
     split: Split,
+    /// Context at which an answer's token costs twice what it does with none.
+    context_tokens: Option<f64>,
+    context: Told,
     kv_tokens: Option<f64>,
 }
 
@@ -71,6 +75,8 @@ fn report(fit: &Fit) -> Report<'_> {
             reference_rps: fit.capacity_rps(fit.reference),
             bound: bound(fit),
             split: fit.work.split,
+            context_tokens: fit.work.context.tokens,
+            context: fit.work.context.told,
             kv_tokens: fit.kv_tokens,
         },
         prompt_share: fit.work.prompt_share,
@@ -95,7 +101,8 @@ pub fn toml(fits: &[Fit]) -> String {
     let mut text = String::from(
         "# Latency and capacity by engine kind, as `pointsman-solver fit` found them. Put this at the\n\
          # end of a topology, or below its engines; every number may be edited. An engine of the kind\n\
-         # that gives no `capacity` of its own uses the one here, for each of its replicas.\n",
+         # that gives no `capacity` of its own uses the one here, for each of its replicas. With\n\
+         # `context_tokens`, `decode_tps` is that of answers that read nothing.\n",
     );
     for fit in fits {
         text.push('\n');
@@ -107,27 +114,19 @@ pub fn toml(fits: &[Fit]) -> String {
         if !fit.model.is_empty() {
             let _ = writeln!(text, "model = {}", quoted(&fit.model));
         }
-        let prompt = figures(fit.reference.uncached_tokens);
+        let prompt = figures(fit.reference.prompt_tokens());
         let _ = writeln!(text, "prompt_tokens = {prompt}");
+        if fit.reference.cached_tokens > 0.0 {
+            let cached = figures(fit.reference.cached_tokens);
+            let _ = writeln!(text, "cached_tokens = {cached}");
+        }
         let _ = writeln!(text, "prompt_share = {:.3}", fit.work.prompt_share);
         let _ = writeln!(text, "prompt_steps = {:.1}", fit.steps);
         if fit.work.split != Split::Assumed {
             let output = figures(fit.reference.output_tokens);
             let _ = writeln!(text, "output_tokens = {output}");
         }
-        let kv = fit.kv_tokens.map_or_else(String::new, |tokens| {
-            format!(", kv_tokens = {}", figures(tokens))
-        });
-        let _ = writeln!(
-            text,
-            "capacity = {{ prefill_tps = {}, decode_tps = {}{kv} }} # {}",
-            figures(fit.prefill_tps()),
-            figures(fit.decode_tps()),
-            match fit.work.seen_full {
-                true => "measured",
-                false => "a lower bound: no sample saw the engine full",
-            }
-        );
+        let _ = writeln!(text, "{}", capacity(fit));
         text.push_str("points = [\n");
         for p in &fit.points {
             let _ = writeln!(
@@ -139,6 +138,47 @@ pub fn toml(fits: &[Fit]) -> String {
         text.push_str("]\n");
     }
     text
+}
+
+/// A fit's capacity as a key of a profile, and how much of it is known.
+fn capacity(fit: &Fit) -> String {
+    let key = |name: &str, tokens: Option<f64>| {
+        tokens.map_or_else(String::new, |t| format!(", {name} = {}", figures(t)))
+    };
+    let bound = match fit.work.seen_full {
+        true => "measured",
+        false => "a lower bound: no sample saw the engine full",
+    };
+    let assumed = match fit.work.context.told {
+        Told::Assumed => "; context_tokens is assumed",
+        Told::Mixes | Told::Given | Told::Level => "",
+    };
+    format!(
+        "capacity = {{ prefill_tps = {}, decode_tps = {}{}{} }} # {bound}{assumed}",
+        figures(fit.prefill_tps()),
+        figures(fit.decode_tps()),
+        key("context_tokens", fit.work.context.tokens),
+        key("kv_tokens", fit.kv_tokens),
+    )
+}
+
+/// What an answer's token costs by what it reads, and how that was told, in words.
+fn context(fit: &Fit) -> String {
+    let how = match fit.work.context.told {
+        Told::Mixes => "by what filled the engine at unlike mixes",
+        Told::Given => "as given",
+        Told::Level => "for tokens come as fast under load",
+        Told::Assumed => {
+            "ASSUMED: fill the engine with three mixes of unlike prompts and answers to know, or give \
+             --context-tokens"
+        }
+    };
+    match fit.work.context.tokens {
+        Some(tokens) => format!(
+            "a token of an answer costs twice as much where it reads {tokens:.0} tokens, {how}"
+        ),
+        None => format!("a token of an answer costs the same whatever it reads, {how}"),
+    }
 }
 
 /// A fit in words, several lines.
@@ -156,6 +196,7 @@ pub fn words(fit: &Fit) -> String {
     let Tokens {
         uncached_tokens,
         output_tokens,
+        ..
     } = fit.reference;
     let _ = writeln!(
         text,
@@ -175,6 +216,7 @@ pub fn words(fit: &Fit) -> String {
         Split::Assumed => "ASSUMED: sweep a second, unlike mix to know",
     };
     let _ = writeln!(text, "prefill told from decode {split}");
+    let _ = writeln!(text, "{}", context(fit));
     let _ = writeln!(
         text,
         "error: TTFT {} (worst {}), TBOT {} (worst {})",
