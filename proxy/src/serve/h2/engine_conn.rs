@@ -338,8 +338,12 @@ async fn drive(conn: Rc<EngineConn2>, mut connection: Connection<Pipe, Bytes>) {
             let ended = Pin::new(&mut connection).poll(context).is_ready();
             conn.note();
             match conn.line.push(context) {
-                Pushed::Broken => return Poll::Ready(()),
                 _ if ended => return Poll::Ready(()),
+                // It may have answered before it closed: what it said is heard to the end.
+                Pushed::Broken => {
+                    conn.retire();
+                    conn.line.write_no_more();
+                }
                 Pushed::HasRoom => {}
                 Pushed::Quiet => return Poll::Pending,
             }

@@ -81,6 +81,8 @@ struct Outbox {
     /// `h2` has bytes that found no room, or waits for the last to be written.
     is_waited_for: bool,
     broken: Option<io::ErrorKind>,
+    /// Nothing is written any more, and `h2` is not told.
+    is_void: bool,
 }
 
 type Fill = Pin<Box<dyn Future<Output = (io::Result<usize>, Vec<u8>)>>>;
@@ -159,6 +161,17 @@ impl Line {
         }
     }
 
+    /// The peer takes nothing any more, which does not say that it has said nothing: what it wrote
+    /// before it closed may still be on its way to us. From here on what `h2` writes is dropped, and
+    /// reading goes on to the line's end.
+    pub(super) fn write_no_more(&self) {
+        *self.outbox.borrow_mut() = Outbox {
+            is_void: true,
+            ..Outbox::default()
+        };
+        self.writing_since_ns.set(0);
+    }
+
     /// When the write under way began; none while there is none.
     pub(super) fn writing_since_ns(&self) -> Option<u64> {
         Some(self.writing_since_ns.get()).filter(|&since_ns| since_ns > 0)
@@ -211,6 +224,9 @@ impl AsyncWrite for Pipe {
         let mut outbox = self.0.outbox.borrow_mut();
         if let Some(kind) = outbox.broken {
             return Poll::Ready(Err(kind.into()));
+        }
+        if outbox.is_void {
+            return Poll::Ready(Ok(bytes.len()));
         }
         let count = bytes.len().min(OUTBOX_BYTES - outbox.filling.len());
         if count == 0 && !bytes.is_empty() {

@@ -299,3 +299,63 @@ impl World {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::future::poll_fn;
+    use std::io::{Read as _, Write as _};
+    use std::pin::pin;
+    use std::time::Duration;
+
+    use super::*;
+    use crate::serve::testing::{on_both_drivers, pair};
+    use crate::serve::turn;
+
+    /// Empty SETTINGS, then a head of stream 1 that says 200 and ends it.
+    const ANSWER: [u8; 19] = [
+        0, 0, 0, 4, 0, 0, 0, 0, 0, //
+        0, 0, 1, 1, 5, 0, 0, 0, 1, 0x88,
+    ];
+
+    /// An engine that answers and closes before it has read all: our next write fails, and what it
+    /// said is still to be read.
+    #[test]
+    fn an_answer_is_heard_though_its_engine_takes_nothing_more() {
+        on_both_drivers(|| async {
+            let marking = monoio::spawn(turn::mark());
+            let world = World::new();
+            let wanted = Wanted {
+                answers: Answers::Whole,
+                is_replay: false,
+            };
+            let context = Context::from_waker(Waker::noop());
+            let room = world.pools.poll_room(&world.engine, wanted, &context);
+            let Poll::Ready(Room::Connect(ticket)) = room else {
+                panic!("a connection may be made");
+            };
+            let (socket, mut peer) = pair().await;
+            let (slot, driver) = world.pools.begin(ticket, socket).await.unwrap();
+            let mut driver = pin!(driver);
+            let ask = || {
+                let request = Request::post("http://e/").body(()).unwrap();
+                let mut sender = slot.conn().sender().unwrap();
+                sender.send_request(request, true).unwrap().0
+            };
+            let first = ask();
+            poll_fn(|context| Poll::Ready(driver.as_mut().poll(context).is_ready())).await;
+            monoio::time::sleep(Duration::from_millis(5)).await;
+            peer.read_exact(&mut [0]).unwrap();
+            peer.write_all(&ANSWER).unwrap();
+            drop(peer);
+            // The runtime has not looked at the socket since: the write comes before the read.
+            let second = ask();
+            let ended = poll_fn(|context| Poll::Ready(driver.as_mut().poll(context).is_ready()));
+            assert!(!ended.await, "what the engine said was not heard");
+            assert!(slot.conn().is_retired(), "the write did not fail");
+            driver.await;
+            assert_eq!(first.await.unwrap().status(), 200);
+            assert!(second.await.unwrap_err().is_io());
+            drop(marking);
+        });
+    }
+}
