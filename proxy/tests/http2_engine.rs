@@ -29,9 +29,6 @@ both_drivers!(
     /// C05: the same of a GOAWAY with an error, and a connection that is lost moves all.
     c05_a_goaway_in_anger_and_a_lost_connection,
     a_goaway_of_the_only_engine_leads_to_a_new_connection,
-    /// F09: closed by its engine in the moment of its use, a connection costs none of those on it.
-    f09_an_idle_connection_that_is_lost_with_several_requests_costs_none,
-    f09_a_replay_takes_no_other_connection_that_lay_idle,
     /// C06: streams before the first SETTINGS are few, and a shrinking limit is kept to.
     c06_limits_of_streams_are_kept_to,
     a_refused_stream_goes_to_another_engine_and_counts_as_no_failure,
@@ -275,81 +272,6 @@ fn a_goaway_of_the_only_engine_leads_to_a_new_connection(driver: Driver) {
     let (stream, _) = second.request();
     second.send(&Frame::head(stream, &[(":status", "200")], true));
     assert_eq!(asker.join().unwrap().status(), 200);
-}
-
-fn f09_an_idle_connection_that_is_lost_with_several_requests_costs_none(driver: Driver) {
-    const OK: [(&str, &str); 1] = [(":status", "200")];
-    let listener = listener();
-    let draft = Draft::single(listener.local_addr().unwrap()).http2();
-    let proxy = Proxy::start(driver, &draft);
-    let asker = ask_later(&proxy, post(CHAT, UNARY));
-    let mut conn = FrameConn::accept(&listener, Some(&[]));
-    let (stream, _) = conn.request();
-    conn.send(&Frame::head(stream, &OK, true));
-    assert_eq!(asker.join().unwrap().status(), 200);
-    let askers: Vec<_> = (0..3)
-        .map(|_| {
-            let asker = ask_later(&proxy, post(CHAT, UNARY));
-            conn.request();
-            asker
-        })
-        .collect();
-    drop(conn);
-    let mut conn = FrameConn::accept(&listener, Some(&[]));
-    for _ in 0..3 {
-        let (stream, _) = conn.request();
-        conn.send(&Frame::head(stream, &OK, true));
-    }
-    for asker in askers {
-        assert_eq!(asker.join().unwrap().status(), 200);
-    }
-    proxy.await_metric("pointsman_proxy_connection_replays_total", &[], 3.0);
-    proxy.await_metric("pointsman_proxy_retries_total", &[], 0.0);
-    // One over which something came since is lost with what its engine may have begun, and there is
-    // no other engine.
-    let [first, second] = [(); 2].map(|()| {
-        let asker = ask_later(&proxy, post(CHAT, UNARY));
-        (asker, conn.request().0)
-    });
-    conn.send(&Frame::head(first.1, &OK, true));
-    assert_eq!(first.0.join().unwrap().status(), 200);
-    drop(conn);
-    assert_eq!(second.0.join().unwrap().status(), 502);
-    proxy.await_metric("pointsman_proxy_connection_replays_total", &[], 3.0);
-    proxy.await_rest();
-}
-
-fn f09_a_replay_takes_no_other_connection_that_lay_idle(driver: Driver) {
-    const MAX_CONCURRENT_STREAMS: (u16, u32) = (3, 1);
-    const OK: [(&str, &str); 1] = [(":status", "200")];
-    let listener = listener();
-    let draft = Draft::single(listener.local_addr().unwrap()).http2();
-    let more = "[http2]\nengine_connections = 2\nengine_first_streams = 1";
-    let proxy = Proxy::configured(driver, &draft, more);
-    let mut askers = Vec::new();
-    let mut conns = Vec::new();
-    for _ in 0..2 {
-        askers.push(ask_later(&proxy, post(CHAT, UNARY)));
-        let mut conn = FrameConn::accept(&listener, Some(&[MAX_CONCURRENT_STREAMS]));
-        let (stream, _) = conn.request();
-        conns.push((conn, stream));
-    }
-    for ((conn, stream), asker) in conns.iter_mut().zip(askers) {
-        conn.send(&Frame::head(*stream, &OK, true));
-        assert_eq!(asker.join().unwrap().status(), 200);
-    }
-    // Both lie idle. The one that is used is lost, and the other is none to try again on.
-    let asker = ask_later(&proxy, post(CHAT, UNARY));
-    let (mut used, _) = conns.pop().unwrap();
-    used.request();
-    drop(used);
-    let mut conn = FrameConn::accept(&listener, Some(&[MAX_CONCURRENT_STREAMS]));
-    let (stream, _) = conn.request();
-    conn.send(&Frame::head(stream, &OK, true));
-    assert_eq!(asker.join().unwrap().status(), 200);
-    proxy.await_metric("pointsman_proxy_connection_replays_total", &[], 1.0);
-    proxy.await_metric("pointsman_proxy_retries_total", &[], 0.0);
-    proxy.await_rest();
 }
 
 fn c06_limits_of_streams_are_kept_to(driver: Driver) {

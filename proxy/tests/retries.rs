@@ -34,6 +34,10 @@ both_drivers!(
     connections_are_reused_last_in_first_out,
     /// F09: an engine that hangs is no engine that closed an idle connection.
     f09_an_engine_that_hangs_on_an_idle_connection_has_failed,
+    /// F09: closed by its engine in the moment of its use, a connection costs none of those on it.
+    f09_an_idle_connection_that_is_lost_with_several_requests_costs_none,
+    f09_a_request_that_crosses_the_end_of_the_last_one_costs_nothing,
+    f09_a_replay_takes_no_other_connection_that_lay_idle,
 );
 
 const EVENT: &str = "data: {\"choices\":[{\"delta\":{\"content\":\"a\"}}]}\n\n";
@@ -296,5 +300,113 @@ fn f09_an_engine_that_hangs_on_an_idle_connection_has_failed(driver: Driver) {
     proxy.await_metric("pointsman_proxy_retries_total", &[], 1.0);
     let labels = [("engine", "E1"), ("outcome", "reset_before_byte")];
     proxy.await_metric("pointsman_proxy_attempts_total", &labels, 1.0);
+    proxy.await_rest();
+}
+
+fn f09_an_idle_connection_that_is_lost_with_several_requests_costs_none(driver: Driver) {
+    let listener = listen(16);
+    let draft = Draft::single(listener.local_addr().unwrap()).http2();
+    let proxy = Proxy::start(driver, &draft);
+    let asker = ask_later(&proxy);
+    let mut conn = FrameConn::accept(&listener, Some(&[]));
+    let (stream, _) = conn.request();
+    conn.send(&ok(stream));
+    assert_eq!(asker.join().unwrap().status(), 200);
+    let askers: Vec<_> = (0..3)
+        .map(|_| {
+            let asker = ask_later(&proxy);
+            conn.request();
+            asker
+        })
+        .collect();
+    drop(conn);
+    // Each goes again over a connection of its own, which nothing can have made idle before it.
+    let again: Vec<_> = (0..3)
+        .map(|_| {
+            let mut conn = FrameConn::accept(&listener, Some(&[]));
+            let (stream, _) = conn.request();
+            conn.send(&ok(stream));
+            conn
+        })
+        .collect();
+    for asker in askers {
+        assert_eq!(asker.join().unwrap().status(), 200);
+    }
+    proxy.await_metric("pointsman_proxy_connection_replays_total", &[], 3.0);
+    proxy.await_metric("pointsman_proxy_retries_total", &[], 0.0);
+    drop(again);
+    proxy.await_rest();
+}
+
+/// An engine that closes when its last stream is over, without having said so: a request that was on
+/// its way by then was sent while another ran, and is as unheard as one on an idle connection.
+fn f09_a_request_that_crosses_the_end_of_the_last_one_costs_nothing(driver: Driver) {
+    let listener = listen(16);
+    let draft = Draft::single(listener.local_addr().unwrap()).http2();
+    let proxy = Proxy::start(driver, &draft);
+    let mut conn = None;
+    let two = |conn: &mut Option<FrameConn>| {
+        [(); 2].map(|()| {
+            let asker = ask_later(&proxy);
+            let conn = conn.get_or_insert_with(|| FrameConn::accept(&listener, Some(&[])));
+            (asker, conn.request().0)
+        })
+    };
+    let [first, second] = two(&mut conn);
+    let mut old = conn.take().unwrap();
+    old.raw(&ok(first.1).bytes());
+    drop(old);
+    assert_eq!(first.0.join().unwrap().status(), 200);
+    let mut other = FrameConn::accept(&listener, Some(&[]));
+    let (stream, _) = other.request();
+    other.send(&ok(stream));
+    assert_eq!(second.0.join().unwrap().status(), 200);
+    proxy.await_metric("pointsman_proxy_connection_replays_total", &[], 1.0);
+    // With an answer under way it was no idle one: the engine may have begun on all of it.
+    conn = Some(other);
+    let [first, second] = two(&mut conn);
+    let mut other = conn.take().unwrap();
+    other.raw(&Frame::head(first.1, &[(":status", "200")], false).bytes());
+    drop(other);
+    assert_eq!(second.0.join().unwrap().status(), 502);
+    assert_eq!(
+        first.0.join().unwrap().status(),
+        502,
+        "it had no byte of a body"
+    );
+    proxy.await_metric("pointsman_proxy_connection_replays_total", &[], 1.0);
+    proxy.await_metric("pointsman_proxy_retries_total", &[], 0.0);
+    proxy.await_rest();
+}
+
+fn f09_a_replay_takes_no_other_connection_that_lay_idle(driver: Driver) {
+    const MAX_CONCURRENT_STREAMS: (u16, u32) = (3, 1);
+    let listener = listen(16);
+    let draft = Draft::single(listener.local_addr().unwrap()).http2();
+    let more = "[http2]\nengine_connections = 2\nengine_first_streams = 1";
+    let proxy = Proxy::configured(driver, &draft, more);
+    let mut askers = Vec::new();
+    let mut conns = Vec::new();
+    for _ in 0..2 {
+        askers.push(ask_later(&proxy));
+        let mut conn = FrameConn::accept(&listener, Some(&[MAX_CONCURRENT_STREAMS]));
+        let (stream, _) = conn.request();
+        conns.push((conn, stream));
+    }
+    for ((conn, stream), asker) in conns.iter_mut().zip(askers) {
+        conn.send(&ok(*stream));
+        assert_eq!(asker.join().unwrap().status(), 200);
+    }
+    // Both lie idle. The one that is used is lost, and the other is none to try again on.
+    let asker = ask_later(&proxy);
+    let (mut used, _) = conns.pop().unwrap();
+    used.request();
+    drop(used);
+    let mut conn = FrameConn::accept(&listener, Some(&[MAX_CONCURRENT_STREAMS]));
+    let (stream, _) = conn.request();
+    conn.send(&ok(stream));
+    assert_eq!(asker.join().unwrap().status(), 200);
+    proxy.await_metric("pointsman_proxy_connection_replays_total", &[], 1.0);
+    proxy.await_metric("pointsman_proxy_retries_total", &[], 0.0);
     proxy.await_rest();
 }

@@ -218,9 +218,9 @@ impl Attempt {
                 answer,
                 begun_ns,
             }),
-            // A connection that breaks under requests is no proof that none was begun on, so this is
-            // no replay; only of one that was idle, and silent since, may it be, and once: where no
-            // other could be made, a replay is on such a one itself.
+            // A connection that breaks under answers is no proof that the request was not begun on, so
+            // this is no replay; only of one that was idle to its engine may it be, and once: where
+            // no other could be made, a replay is on such a one itself.
             Err(no_answer) => {
                 let is_unheard = matches!(no_answer, NoAnswer::Unheard);
                 let connection = connection_of(is_unheard && !is_replay);

@@ -34,8 +34,10 @@ pub(crate) struct EngineConn2 {
     rules: Rules,
     in_use: Cell<usize>,
     opened: Cell<u64>,
-    /// Requests opened and bytes heard when it was last idle.
-    busy_from: Cell<(u64, u64)>,
+    /// Answers begun and not ended as they should.
+    answering: Cell<usize>,
+    /// A request on it is over.
+    served: Cell<bool>,
     retired: Cell<bool>,
     /// It is to end now, whatever runs on it.
     broken: Cell<bool>,
@@ -131,7 +133,8 @@ impl EngineConn2 {
             rules,
             in_use: Cell::new(0),
             opened: Cell::new(0),
-            busy_from: Cell::default(),
+            answering: Cell::new(0),
+            served: Cell::new(false),
             retired: Cell::new(false),
             broken: Cell::new(false),
             begun_ns: now_ns,
@@ -179,9 +182,6 @@ impl EngineConn2 {
     /// Takes room for one request; the caller has seen that there is some.
     pub(super) fn enter(&self) {
         debug_assert!(self.has_room(), "only where there is room");
-        if self.in_use.get() == 0 {
-            self.busy_from.set((self.opened.get(), self.heard_bytes()));
-        }
         self.in_use.set(self.in_use.get() + 1);
         self.opened.set(self.opened.get() + 1);
         if self.opened.get() >= self.rules.streams_in_all {
@@ -192,6 +192,9 @@ impl EngineConn2 {
     /// Gives the room of one request back.
     pub(super) fn leave(&self, now_ns: u64) {
         self.in_use.set(self.in_use.get() - 1);
+        if !self.retired.get() {
+            self.served.set(true);
+        }
         self.idle_since_ns.set(now_ns);
         self.end_if_done();
         self.waiters.wake();
@@ -207,21 +210,28 @@ impl EngineConn2 {
         self.opened.get() > 1
     }
 
-    /// Whether it had carried requests before, lay idle, and nothing came since: if it ends so, its
-    /// engine closed an idle connection in the moment of its use, and heard none of those on it. One
+    /// Whether it has served, and its engine owes nothing that it has begun to answer: if it ends so,
+    /// its engine closed what was idle to it, and what was on its way to it then was not heard. One
     /// that we broke off says nothing of the kind: its engine hangs, and may have heard all.
     pub(super) fn is_unheard(&self) -> bool {
-        let (opened, heard_bytes) = self.busy_from.get();
-        opened > 0 && self.heard_bytes() == heard_bytes && !self.broken.get()
+        self.has_served() && self.answering.get() == 0 && !self.broken.get()
     }
 
-    /// Whether its engine may have closed it without our knowing: it served and lies idle, or lay
-    /// idle before what it carries now and was not heard since.
-    pub(super) fn is_doubtful(&self) -> bool {
-        match self.in_use.get() {
-            0 => self.opened.get() > 0,
-            _ => self.is_unheard(),
-        }
+    /// Whether a request on it is over: from then on its engine may close it as idle at any time,
+    /// and know nothing of what is on its way.
+    pub(super) fn has_served(&self) -> bool {
+        self.served.get()
+    }
+
+    /// An answer begins.
+    pub(super) fn begin_answer(&self) {
+        self.answering.set(self.answering.get() + 1);
+    }
+
+    /// An answer ended by itself, or is given up. One that its connection broke off has not ended.
+    pub(super) fn end_answer(&self) {
+        self.answering.set(self.answering.get() - 1);
+        self.served.set(true);
     }
 
     /// Bytes heard from the engine so far.

@@ -88,6 +88,11 @@ impl EnginePools2 {
         let answers = wanted.answers;
         let pool = self.pool_of(engine.slot);
         let fits = |conn: &EngineConn2| conn.answers == answers && wanted.trusts(conn);
+        // A replay goes over a connection of its own where it can: one on which it is the first is
+        // none that its engine closes as idle meanwhile.
+        if wanted.is_replay && self.may_begin(&pool, engine, wanted) {
+            return Poll::Ready(Room::Connect(Ticket::take(pool, engine, answers)));
+        }
         if let Some(conn) = pool.fullest(engine, fits) {
             return Poll::Ready(Room::Slot(Slot::enter(conn)));
         }
@@ -162,18 +167,19 @@ impl EnginePools2 {
         let counts = |conn: &&Rc<EngineConn2>| {
             !conn.is_retired() && conn.answers == wanted.answers && wanted.trusts(conn)
         };
-        let of_kind = conns.iter().filter(counts).count();
+        let begun = pool.begun[wanted.answers as usize].get();
+        let of_kind = conns.iter().filter(counts).count() + begun;
         // Those that are not made yet will have room for many.
-        !pool.is_coming(engine, wanted.answers)
+        (wanted.is_replay || !pool.is_coming(engine, wanted.answers))
             && of_kind < self.rules.connections
             && may_open(&self.metrics, engine)
     }
 }
 
 impl Wanted {
-    /// Whether the connection is none that its engine may have closed unseen, where that matters.
+    /// Whether the connection is none that its engine may close unseen, where that matters.
     fn trusts(self, conn: &EngineConn2) -> bool {
-        !self.is_replay || !conn.is_doubtful()
+        !self.is_replay || !conn.has_served()
     }
 }
 

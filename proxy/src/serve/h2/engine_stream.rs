@@ -36,6 +36,8 @@ pub(crate) struct Reply {
     /// Bytes that the client is being given, whose window the engine gets back afterwards.
     lent: usize,
     end: Option<End>,
+    /// Its connection counts it as an answer under way.
+    is_counted: bool,
     holder: Rc<Holder>,
     // Last: what is left of the stream ends before its room is given back.
     slot: Slot,
@@ -159,11 +161,13 @@ enum Step {
 impl Reply {
     /// The answer that `receive` brings over `slot`; what is gathered of it counts with `holder`.
     pub(super) fn new(receive: RecvStream, holder: Rc<Holder>, slot: Slot) -> Self {
+        slot.conn().begin_answer();
         Self {
             receive,
             gathered: Vec::new(),
             lent: 0,
             end: None,
+            is_counted: true,
             holder,
             slot,
         }
@@ -184,6 +188,9 @@ impl Reply {
                 self.end = Some(end);
             }
             self.holder.set(self.gathered.len() + self.lent);
+            if let Some(End::Whole(_)) = &self.end {
+                self.uncount();
+            }
         }
         match &self.end {
             _ if !self.gathered.is_empty() => Poll::Ready(Gathered::More),
@@ -244,6 +251,13 @@ impl Reply {
         });
     }
 
+    /// Its engine owes nothing more of it.
+    fn uncount(&mut self) {
+        if std::mem::take(&mut self.is_counted) {
+            self.slot.conn().end_answer();
+        }
+    }
+
     /// The connection it comes over.
     #[cfg(any(test, fuzzing))]
     pub(super) fn conn(&self) -> &super::engine_conn::EngineConn2 {
@@ -265,7 +279,13 @@ impl Reply {
         loop {
             match ready!(self.receive.poll_data(context)) {
                 Some(Ok(data)) => self.gathered.extend_from_slice(&data),
-                Some(Err(error)) => return Poll::Ready(End::Failed(failed(&error))),
+                Some(Err(error)) => {
+                    // Told apart from the end of the connection, which an answer does not outlive.
+                    if error.is_reset() {
+                        self.uncount();
+                    }
+                    return Poll::Ready(End::Failed(failed(&error)));
+                }
                 None => break,
             }
         }
@@ -280,6 +300,9 @@ impl Drop for Reply {
     fn drop(&mut self) {
         // Its holder may go on to another attempt.
         self.holder.set(0);
+        if self.end.is_none() {
+            self.uncount();
+        }
     }
 }
 
