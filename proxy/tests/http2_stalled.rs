@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use pointsman_tests::both_drivers;
-use pointsman_tests::client::{Client, STREAMED, UNARY, chat};
+use pointsman_tests::client::{Client, STREAMED, UNARY, chat, get};
 use pointsman_tests::engine::Engine;
 use pointsman_tests::engine2::Engine2;
 use pointsman_tests::frames::{DATA, END_STREAM, Frame, FrameConn, HEADERS, RST_STREAM};
@@ -24,6 +24,10 @@ both_drivers!(
     past_the_memory_answers_that_nobody_takes_are_broken_off,
     /// C01: a client that grants one stream its window and 31 none gets that one.
     c01_streams_without_a_window_stop_themselves_alone,
+    /// C01: the end of an answer waits for its client as long as its middle, and no longer.
+    c01_the_end_of_an_answer_that_nobody_takes_is_reset,
+    a_drain_waits_for_the_end_of_an_answer_as_long_as_it_may,
+    a_drain_does_not_wait_for_a_client_that_takes_nothing,
 );
 
 /// An event of the size that engines send.
@@ -256,4 +260,78 @@ fn c01_streams_without_a_window_stop_themselves_alone(driver: Driver) {
     eventually_equals(SOON, "engines told to stop", &31, || engine.ended_by_peer());
     drop(conn);
     proxy.await_rest();
+}
+
+/// A hundred answers of 60 kB that an engine has given and a client has yet to take: it has room for
+/// all of them, and reads nothing. The kernel takes the first megabytes.
+fn untaken(driver: Driver, more: &str) -> (Proxy, FrameConn) {
+    let body = "x".repeat(60_000);
+    let engine = Engine::serving(move |conn, _| {
+        conn.respond(200, &body);
+    });
+    let proxy = Proxy::configured(driver, &Draft::single(engine.address()), more);
+    let conn = deaf(&proxy, UNARY);
+    proxy.await_metric("pointsman_proxy_requests_total", &[], 100.0);
+    proxy.await_in_flight(0);
+    (proxy, conn)
+}
+
+/// Reads until each of the hundred is at its end: how many are whole, and how many reset.
+fn ends(conn: &mut FrameConn) -> (u32, u32) {
+    const CANCEL: u32 = 8;
+    let (mut whole, mut reset) = (0, 0);
+    while whole + reset < 100 {
+        let frame = conn.frame().expect("a connection ends behind its streams");
+        match frame.kind {
+            DATA if frame.flags & END_STREAM != 0 => whole += 1,
+            RST_STREAM => {
+                assert_eq!(frame.code(), CANCEL);
+                reset += 1;
+            }
+            _ => {}
+        }
+    }
+    (whole, reset)
+}
+
+fn c01_the_end_of_an_answer_that_nobody_takes_is_reset(driver: Driver) {
+    const INITIAL_WINDOW: u16 = 4;
+    // While something is owed a connection is not idle, however soon that would end it.
+    let more = "[timeouts]\nidle_ms = 2000\nkeepalive_ms = 100";
+    let (proxy, mut conn) = untaken(driver, more);
+    // Reads on, and takes no more of any answer.
+    conn.send(&Frame::settings(&[(INITIAL_WINDOW, 0)]));
+    let (_, reset) = ends(&mut conn);
+    assert!(reset > 0, "the kernel took all");
+    proxy.await_metric(
+        "pointsman_proxy_client_cancels_total",
+        &[],
+        f64::from(reset),
+    );
+    while conn.frame().is_some() {}
+    proxy.await_rest();
+}
+
+fn a_drain_waits_for_the_end_of_an_answer_as_long_as_it_may(driver: Driver) {
+    let (mut proxy, mut conn) = untaken(driver, "");
+    proxy.daemon.signal(libc::SIGTERM);
+    eventually_equals(SOON, "/readyz", &503, || {
+        get(proxy.admin, "/readyz").status()
+    });
+    assert_eq!(ends(&mut conn), (100, 0));
+    while conn.frame().is_some() {}
+    assert_eq!(proxy.daemon.exit(SOON).code(), Some(0));
+    // Nobody reads, and the time of the drain is up before the client's.
+    let (mut proxy, conn) = untaken(driver, "drain_timeout_s = 1");
+    proxy.daemon.signal(libc::SIGTERM);
+    assert_eq!(proxy.daemon.exit(SOON).code(), Some(3));
+    drop(conn);
+}
+
+fn a_drain_does_not_wait_for_a_client_that_takes_nothing(driver: Driver) {
+    let more = "drain_timeout_s = 3600\n[timeouts]\nidle_ms = 1500";
+    let (mut proxy, conn) = untaken(driver, more);
+    proxy.daemon.signal(libc::SIGTERM);
+    assert_eq!(proxy.daemon.exit(SOON).code(), Some(0));
+    drop(conn);
 }

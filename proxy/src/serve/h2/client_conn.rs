@@ -51,7 +51,7 @@ struct ClientConn {
     tails: Rc<Tails>,
     requests: Cell<u64>,
     begun_ns: u64,
-    /// When the last request ended.
+    /// When the last request ended, and its client had all of it.
     idle_since_ns: Cell<u64>,
     phase: Cell<Phase>,
 }
@@ -126,7 +126,9 @@ impl ClientConn {
             let start = |request, respond| self.start(request, respond);
             let end = |connection: &mut _| self.end(connection);
             let moved = round(connection, (&self.line, &self.tails), context, start, end);
-            self.alarm.set_idle(self.running.get() == 0);
+            // What was told to leave is asked no second time, which would put its next look off.
+            self.alarm
+                .set_idle(self.is_idle() && self.phase.get() == Phase::Open);
             if let ControlFlow::Break(done) = moved {
                 return done;
             }
@@ -155,20 +157,25 @@ impl ClientConn {
     fn look(&self, connection: &mut Connection<Pipe, Owed>) -> Poll<()> {
         let (now_ns, config) = (monotonic_ns(), &self.shard.config);
         self.line.counts.refill();
-        if self.running.get() > 0 {
+        let idle_ns = config.timeouts.idle_ms * 1_000_000;
+        // As good as gone, like a client that takes nothing while its request runs.
+        let expired = self.tails.expire(now_ns, idle_ns);
+        self.shard.metrics.client_cancels.add(expired);
+        if !self.is_idle() {
             self.idle_since_ns.set(now_ns);
         }
-        let is_stuck = self.line.writing_since_ns().is_some_and(|since_ns| {
-            now_ns.saturating_sub(since_ns) >= config.timeouts.idle_ms * 1_000_000
-        });
-        let idle_ns = now_ns.saturating_sub(self.idle_since_ns.get());
+        let is_stuck = self
+            .line
+            .writing_since_ns()
+            .is_some_and(|since_ns| now_ns.saturating_sub(since_ns) >= idle_ns);
+        let unused_ns = now_ns.saturating_sub(self.idle_since_ns.get());
         let keepalive_ns = config.timeouts.keepalive_ms * 1_000_000;
         // Told to leave and without a request for as long again, it is not waited for.
-        if is_stuck || self.phase.get() > Phase::Open && idle_ns >= 2 * keepalive_ns {
+        if is_stuck || self.phase.get() > Phase::Open && unused_ns >= 2 * keepalive_ns {
             return Poll::Ready(());
         }
         let age_ns = now_ns.saturating_sub(self.begun_ns);
-        if idle_ns >= keepalive_ns
+        if unused_ns >= keepalive_ns
             || age_ns >= config.http2.client_age_ms * 1_000_000
             || self.requests.get() >= config.http2.client_requests
             || self.shard.is_leaving()
@@ -176,6 +183,11 @@ impl ClientConn {
             self.leave(connection);
         }
         Poll::Pending
+    }
+
+    /// Whether no request is under way, and the client has all of those that are over.
+    fn is_idle(&self) -> bool {
+        self.running.get() == 0 && self.tails.is_empty()
     }
 
     /// Tells the client to take further requests elsewhere (RFC 9113, section 6.8).

@@ -4,7 +4,7 @@
 //! are. So each piece carries its count with it, from the copy that made it to the moment the
 //! connection took its last byte, and the shard's memory knows of them as of what is gathered from
 //! engines. A story ends before its last bytes are written; what is owed then is a tail, which can
-//! still be given up like a stream that runs.
+//! still be given up like a stream that runs, for its size or because its client takes nothing.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -28,6 +28,9 @@ pub(super) struct Tails(RefCell<Vec<Tail>>);
 struct Tail {
     stream: SendStream<Owed>,
     holder: Rc<Holder>,
+    /// Bytes that were left when some were last seen to be taken, and the first look that saw so
+    /// many; none before the first look.
+    seen: Option<(usize, u64)>,
 }
 
 impl Owed {
@@ -90,7 +93,16 @@ impl Drop for Owed {
 impl Tails {
     /// Keeps a stream whose last bytes are still owed.
     pub(super) fn add(&self, stream: SendStream<Owed>, holder: Rc<Holder>) {
-        self.0.borrow_mut().push(Tail { stream, holder });
+        self.0.borrow_mut().push(Tail {
+            stream,
+            holder,
+            seen: None,
+        });
+    }
+
+    /// Whether no stream's last bytes are owed.
+    pub(super) fn is_empty(&self) -> bool {
+        self.0.borrow().is_empty()
     }
 
     /// Lets go of what is written, and breaks off what was given up. The present task is woken when
@@ -103,6 +115,27 @@ impl Tails {
             }
             tail.holder.owed() > 0
         });
+    }
+
+    /// Breaks off those of which nothing was taken for `idle_ns`, and says how many. To be called
+    /// once a while: what is taken is noticed, and its time measured, from one call to another.
+    pub(super) fn expire(&self, now_ns: u64, idle_ns: u64) -> u64 {
+        let mut expired = 0;
+        self.0.borrow_mut().retain_mut(|tail| {
+            let left = tail.holder.owed();
+            let since_ns = match tail.seen {
+                Some((seen, since_ns)) if seen == left => since_ns,
+                _ => now_ns,
+            };
+            tail.seen = Some((left, since_ns));
+            let is_late = left > 0 && now_ns.saturating_sub(since_ns) >= idle_ns;
+            if is_late {
+                tail.stream.send_reset(Reason::CANCEL);
+                expired += 1;
+            }
+            !is_late
+        });
+        expired
     }
 }
 

@@ -26,6 +26,8 @@ use crate::serve::inbound::{End, Filled};
 
 /// Memory for slow clients: little, so that it runs out.
 const BUDGET_BYTES: usize = 96 * 1024;
+/// Seconds after which the last bytes of an answer are broken off if none is taken.
+const TAIL_SECONDS: u64 = 3;
 
 /// What the connection's task and the program share.
 struct World {
@@ -36,6 +38,7 @@ struct World {
     holders: RefCell<Vec<Weak<Holder>>>,
     /// What our side sent on each stream.
     sent: RefCell<BTreeMap<u32, Sent>>,
+    seconds: Cell<u64>,
     is_over: Cell<bool>,
 }
 
@@ -70,7 +73,7 @@ pub(super) async fn run(mut program: Program<'_>) {
             10 | 11 => peer.ask(program.number() & 1 == 0),
             12 | 13 => world.answer(&mut program),
             14 => world.story(&mut program),
-            _ => world.line.counts.refill(),
+            _ => world.second(),
         }
         turn().await;
         world.audit(&peer);
@@ -115,6 +118,7 @@ async fn begin(socket: crate::serve::sys::Socket) -> Option<(Rc<World>, Connecti
         stories: RefCell::default(),
         holders: RefCell::default(),
         sent: RefCell::default(),
+        seconds: Cell::new(0),
         is_over: Cell::new(false),
     });
     Some((world, connection))
@@ -157,6 +161,13 @@ impl World {
             rest: None,
             is_ended: false,
         });
+    }
+
+    /// A second passes.
+    fn second(&self) {
+        self.seconds.set(self.seconds.get() + 1);
+        self.line.counts.refill();
+        self.tails.expire(self.seconds.get(), TAIL_SECONDS);
     }
 
     /// Answers one of the requests a little more.
@@ -334,6 +345,34 @@ mod tests {
             assert!(second.is_reset && !second.is_ended);
             assert_eq!(second.data_bytes, 0);
             assert_eq!(world.budget.used(), 0);
+        });
+    }
+
+    #[test]
+    fn a_tail_of_which_nothing_is_taken_for_its_time_is_reset_and_its_memory_free() {
+        on_a_runtime(async {
+            let (world, mut peer) = asked(2).await;
+            world.answer_whole(60_000);
+            world.answer_whole(30_000);
+            // No turn of the connection: nothing goes out.
+            assert!(!world.tails.is_empty());
+            assert_eq!(world.tails.expire(100, 10), 0, "the first look");
+            assert_eq!(world.tails.expire(109, 10), 0);
+            let holder = world.holders.borrow()[0].upgrade().unwrap();
+            holder.paid(1);
+            assert_eq!(world.tails.expire(110, 10), 1, "of one a byte was taken");
+            assert_eq!(world.budget.used(), 59_999);
+            assert_eq!(world.tails.expire(119, 10), 0);
+            assert_eq!(world.tails.expire(120, 10), 1);
+            assert!(world.tails.is_empty());
+            assert_eq!(world.budget.used(), 0);
+            await_ends(&mut peer, 2).await;
+            for got in peer.got.values() {
+                assert!(
+                    got.is_reset && !got.is_ended && got.data_bytes == 0,
+                    "{got:?}"
+                );
+            }
         });
     }
 }
