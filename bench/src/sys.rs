@@ -10,6 +10,7 @@
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd};
+use std::os::unix::process::CommandExt;
 
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
@@ -113,16 +114,42 @@ pub fn arm_timer(timer: &File, due_ns: u64) -> io::Result<()> {
     }
 }
 
-/// Makes the child that `command` will start die when the calling thread does, however it ends.
-pub fn die_with_parent(command: &mut tokio::process::Command) {
-    // SAFETY: between fork and exec the closure only calls prctl, which is async-signal-safe.
+/// Makes the child that `command` will start get `signal` when the calling thread ends, however
+/// that comes about.
+pub fn end_with_parent(command: &mut std::process::Command, signal: libc::c_int) {
+    let parent = std::process::id();
+    // SAFETY: between fork and exec the closure only calls prctl and getppid, which are
+    // async-signal-safe, and an error of this kind takes no memory.
     unsafe {
-        command.pre_exec(|| {
-            if libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) != 0 {
+        command.pre_exec(move || {
+            if libc::prctl(libc::PR_SET_PDEATHSIG, signal) != 0 {
                 return Err(io::Error::last_os_error());
+            }
+            // A parent that ended before has nothing more to signal.
+            if u32::try_from(libc::getppid()) != Ok(parent) {
+                return Err(io::Error::from_raw_os_error(libc::ESRCH));
             }
             Ok(())
         });
+    }
+}
+
+/// Ends a process at once (SIGKILL). The caller knows that the number is still its own.
+pub fn kill(pid: u32) {
+    // Number 0 would be the caller's own group.
+    if let Some(pid) = libc::pid_t::try_from(pid).ok().filter(|&pid| pid > 0) {
+        // SAFETY: no pointers are passed; a process that is gone gives an error that is harmless.
+        unsafe { libc::kill(pid, libc::SIGKILL) };
+    }
+}
+
+/// Ends a process group at once (SIGKILL), named by its leader: everybody in it, also who was
+/// started by a process that has ended. None of them can start another meanwhile.
+pub fn kill_group(leader: u32) {
+    // Numbers 0 and 1 would be the caller's own group and everybody.
+    if let Some(leader) = libc::pid_t::try_from(leader).ok().filter(|&pid| pid > 1) {
+        // SAFETY: no pointers are passed; a group that is gone gives an error that is harmless.
+        unsafe { libc::killpg(leader, libc::SIGKILL) };
     }
 }
 

@@ -18,14 +18,17 @@ use pointsman_solver::model::topology::Method;
 
 use super::args::Size;
 use super::fleet::{Fleet, Work};
-use crate::sys::trim_heap;
+use crate::sys::{end_with_parent, trim_heap};
 
 /// Asks a process of its own, MiB.
 pub(super) fn ask(program: &Path, size: Size, method: Method, seed: u64) -> anyhow::Result<f64> {
-    let output = Command::new(program)
+    let mut command = Command::new(program);
+    command
         .args(["solve", "--memory", "--sizes"])
         .arg(size.to_string())
-        .args(["--method", method.name(), "--seed", &seed.to_string()])
+        .args(["--method", method.name(), "--seed", &seed.to_string()]);
+    end_with_parent(&mut command, libc::SIGKILL);
+    let output = command
         .output()
         .with_context(|| format!("cannot start {}", program.display()))?;
     let errors = String::from_utf8_lossy(&output.stderr);

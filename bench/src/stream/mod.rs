@@ -73,6 +73,9 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
     let setting = setting(&args, &systems)?;
     let mut interrupt = signal(SignalKind::interrupt()).context("cannot watch SIGINT")?;
     let mut terminate = signal(SignalKind::terminate()).context("cannot watch SIGTERM")?;
+    // Under nohup it is to outlive its terminal.
+    let minds_hangup = !proc::ignores(SignalKind::hangup());
+    let mut hangup = signal(SignalKind::hangup()).context("cannot watch SIGHUP")?;
     let folder = folder(args.keep)?;
     pin_to_core(setting.cores.instruments).context("cannot run on the instruments' core")?;
     let steps = plan::steps(&systems, &shapes, args.rounds);
@@ -89,6 +92,7 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
         () = Box::pin(run.play(&steps)) => Ok(()),
         _ = interrupt.recv() => Err("interrupted"),
         _ = terminate.recv() => Err("ended"),
+        _ = hangup.recv(), if minds_hangup => Err("ended with its terminal"),
     };
     let about = about(&args, setting.cores, run.began);
     let ledger = ledger.borrow();

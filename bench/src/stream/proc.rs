@@ -7,6 +7,8 @@
 use std::collections::BTreeMap;
 use std::fs;
 
+use tokio::signal::unix::SignalKind;
+
 /// The kernel's unit in /proc/stat: a hundredth of a second on every Linux.
 const TICK_NS: u64 = 10_000_000;
 
@@ -91,6 +93,21 @@ fn field_kib(text: &str, name: &str) -> Option<u64> {
     rest.trim().strip_suffix(" kB")?.trim().parse().ok()
 }
 
+/// Whether this process was started to ignore a signal, as nohup starts it.
+pub(super) fn ignores(signal: SignalKind) -> bool {
+    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+    is_in_mask(&status, "SigIgn:", signal)
+}
+
+/// Whether a signal's bit is set in a mask, by the mask's name at a line's start.
+fn is_in_mask(status: &str, name: &str, signal: SignalKind) -> bool {
+    let mask = status.lines().find_map(|line| line.strip_prefix(name));
+    let mask = mask.and_then(|digits| u64::from_str_radix(digits.trim(), 16).ok());
+    let bit = u32::try_from(signal.as_raw_value() - 1).ok();
+    let is_set = |mask: u64| bit.and_then(|bit| mask.checked_shr(bit)).unwrap_or(0) & 1 == 1;
+    mask.is_some_and(is_set)
+}
+
 /// A process and all that descend from it, as they are now.
 pub(super) fn tree(root: u32) -> Vec<u32> {
     let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
@@ -166,6 +183,15 @@ mod tests {
         // A number that came round again makes no circle.
         let circle = BTreeMap::from([(2, 3), (3, 2)]);
         assert_eq!(descendants(2, &circle), [2, 3]);
+    }
+
+    #[test]
+    fn an_ignored_signal_is_a_bit_of_the_mask() {
+        let status = "SigBlk:\t0000000000000002\nSigIgn:\t0000000000001001\n";
+        let ignored = |signal| is_in_mask(status, "SigIgn:", signal);
+        assert!(ignored(SignalKind::hangup()) && ignored(SignalKind::pipe()));
+        assert!(!ignored(SignalKind::interrupt()) && !ignored(SignalKind::terminate()));
+        assert!(!is_in_mask("", "SigIgn:", SignalKind::hangup()));
     }
 
     #[test]

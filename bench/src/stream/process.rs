@@ -1,6 +1,8 @@
 //! One process of a window: pinned to its core, watched, ended with all that it started.
 //!
-//! Not the world's child: most of these are others' programs, which print no ready line.
+//! Not the world's child: most of these are others' programs, which print no ready line and have
+//! workers of their own. So each is the leader of a process group, and what ends is the group:
+//! whoever was started by a process that is gone can still be found by it.
 
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
@@ -90,25 +92,27 @@ impl Process {
             .stdin(Stdio::piped())
             .stdout(output)
             .stderr(errors);
-        sys::die_with_parent(&mut command);
+        sys::end_with_parent(command.as_std_mut(), libc::SIGKILL);
         // A child runs where its parent runs at its birth.
         pin_to_core(start.core).with_context(|| format!("cannot run on core {}", start.core))?;
         let spawned = command.spawn();
-        pin_to_core(start.home).with_context(|| format!("cannot run on core {}", start.home))?;
+        let is_home = pin_to_core(start.home);
         let mut child =
             spawned.with_context(|| format!("cannot start {name}: {}", start.program.display()))?;
         let pid = child
             .id()
             .context("a child that was not waited for has a number")?;
         let output = child.stdout.take();
-        Ok(Self {
+        let started = Self {
             name: name.to_owned(),
             input: child.stdin.take(),
             child,
             pid,
             log,
             output: output.map(|output| BufReader::new(output).lines()),
-        })
+        };
+        is_home.with_context(|| format!("cannot run on core {}", start.home))?;
+        Ok(started)
     }
 
     /// Its number.
@@ -146,31 +150,38 @@ impl Process {
             .with_context(|| format!("cannot tell {} to {line}", self.name))
     }
 
-    /// An error if it has ended by itself.
+    /// An error if it has ended by itself; then what it started ends too.
     pub(super) fn check(&mut self) -> anyhow::Result<()> {
+        let was_ours = self.child.id().is_some();
         match self.child.try_wait() {
             Ok(None) => Ok(()),
-            Ok(Some(status)) => bail!("{} ended: {status}{}", self.name, self.quote()),
+            Ok(Some(status)) => {
+                // Its number stands for the group while anybody is left in it, and goes to nobody
+                // else within so short a time; later it might.
+                if was_ours {
+                    sys::kill_group(self.pid);
+                }
+                bail!("{} ended: {status}{}", self.name, self.quote())
+            }
             Err(error) => bail!("cannot watch {}: {error}", self.name),
         }
     }
 
-    /// Ends it and its children at once.
+    /// Ends it and all that it started, at once.
     pub(super) async fn end(mut self) {
-        self.end_children();
+        self.kill();
         // One that has ended already is what is wanted.
-        let _ = self.child.kill().await;
+        let _ = self.child.wait().await;
     }
 
-    /// nginx's workers would outlive their master.
-    fn end_children(&self) {
+    /// Kills its group, and who has left the group but still descends from it.
+    fn kill(&self) {
         // Only a child that was not waited for still has its number.
         if self.child.id().is_some() {
             let family = proc::tree(self.pid);
-            family[1..]
-                .iter()
-                .rev()
-                .for_each(|&pid| sys::terminate(pid));
+            family[1..].iter().for_each(|&pid| sys::kill(pid));
+            // Last, for workers that a master started again in between.
+            sys::kill_group(self.pid);
         }
     }
 
@@ -188,7 +199,7 @@ impl Process {
 
 impl Drop for Process {
     fn drop(&mut self) {
-        self.end_children();
+        self.kill();
     }
 }
 
@@ -261,15 +272,65 @@ mod tests {
                 .find_map(|line| line.strip_prefix("Cpus_allowed_list:"));
             assert_eq!(allowed.unwrap().trim(), core.to_string());
             shell.end().await;
-            let is_gone = || {
-                let stat = std::fs::read_to_string(format!("/proc/{child}/stat"));
-                stat.is_err() || stat.is_ok_and(|text| text.contains(") Z "))
-            };
-            let deadline = tokio::time::Instant::now() + SOON;
-            while !is_gone() {
-                assert!(tokio::time::Instant::now() < deadline, "{child} lives on");
-                tokio::time::sleep(Duration::from_millis(5)).await;
+            until_gone(child).await;
+        });
+    }
+
+    #[test]
+    fn after_a_drop_nobody_of_its_group_or_tree_lives() {
+        run(async |folder| {
+            // One in its group; one there whose parent has ended; one of its tree in a session of
+            // its own. None of them minds SIGTERM.
+            let script = "trap '' TERM; sleep 600 & child=$!
+                orphan=$(sleep 600 >/dev/null & echo $!)
+                setsid sleep 600 & away=$!
+                echo \"{\\\"pids\\\":[$child,$orphan,$away]}\"; wait";
+            let mut shell = shell(folder, script);
+            let pids = pids(&shell.line(SOON).await.unwrap());
+            assert_eq!(pids.len(), 3);
+            let family = proc::tree(shell.pid());
+            assert!(!family.contains(&pids[1]), "{pids:?} {family:?}");
+            let leader = shell.pid();
+            drop(shell);
+            for pid in pids.into_iter().chain([leader]) {
+                until_gone(pid).await;
             }
         });
+    }
+
+    #[test]
+    fn what_one_that_ended_by_itself_has_started_ends_too() {
+        run(async |folder| {
+            let script = "sleep 600 >/dev/null & echo \"{\\\"pids\\\":[$!]}\"; exit 3";
+            let mut shell = shell(folder, script);
+            let pids = pids(&shell.line(SOON).await.unwrap());
+            let deadline = tokio::time::Instant::now() + SOON;
+            while shell.check().is_ok() {
+                assert!(tokio::time::Instant::now() < deadline, "it lives on");
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+            // Not for the drop, which no longer knows whose the number is.
+            until_gone(pids[0]).await;
+        });
+    }
+
+    fn pids(line: &Value) -> Vec<u32> {
+        let pids = line["pids"].as_array().unwrap();
+        pids.iter()
+            .map(|pid| pid.as_u64().unwrap() as u32)
+            .collect()
+    }
+
+    /// Waits until a process has ended, waited for or not.
+    async fn until_gone(pid: u32) {
+        let is_gone = || {
+            let stat = std::fs::read_to_string(format!("/proc/{pid}/stat"));
+            stat.is_err() || stat.is_ok_and(|text| text.contains(") Z "))
+        };
+        let deadline = tokio::time::Instant::now() + SOON;
+        while !is_gone() {
+            assert!(tokio::time::Instant::now() < deadline, "{pid} lives on");
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
     }
 }

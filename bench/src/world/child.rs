@@ -50,7 +50,7 @@ impl Child {
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(errors);
-        sys::die_with_parent(&mut command);
+        sys::end_with_parent(command.as_std_mut(), libc::SIGKILL);
         let mut process = command
             .spawn()
             .with_context(|| format!("cannot start {name}: {}", program.display()))?;

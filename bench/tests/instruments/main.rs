@@ -5,5 +5,6 @@
 mod engine;
 mod load;
 mod solve;
+mod stream;
 mod support;
 mod switches;

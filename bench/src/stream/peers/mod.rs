@@ -83,10 +83,12 @@ fn on_path(name: &str) -> Option<PathBuf> {
         .find(|program| program.is_file())
 }
 
-/// Runs a program of an installation to its end; an error quotes the end of what it said.
+/// Runs a program of an installation to its end; an error quotes the end of what it said. When
+/// this process ends before, the program is asked to end too.
 fn run(what: &str, command: &mut std::process::Command) -> anyhow::Result<String> {
     use anyhow::Context;
     const QUOTED_LINES: usize = 8;
+    crate::sys::end_with_parent(command, libc::SIGTERM);
     let output = command
         .stdin(std::process::Stdio::null())
         .output()
