@@ -9,6 +9,10 @@ use pointsman_proxy::config::{self, Config, Host};
 use pointsman_proxy::driver::sys;
 use pointsman_proxy::process::{self, Ready};
 
+/// A shard takes small blocks and gives them back on one thread, thousands of times a millisecond.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 /// Carries requests to the engines that the policy names.
 #[derive(Parser)]
 #[command(name = "pointsman-proxy", version)]

@@ -3,6 +3,7 @@
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on fails there")]
 
+use std::net::TcpListener;
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
@@ -38,6 +39,9 @@ both_drivers!(
     f09_an_idle_connection_that_is_lost_with_several_requests_costs_none,
     f09_a_request_that_crosses_the_end_of_the_last_one_costs_nothing,
     f09_a_replay_takes_no_other_connection_that_lay_idle,
+    f09_a_replay_is_replayed_no_second_time,
+    f09_a_replay_on_the_last_idle_connection_is_replayed_no_second_time,
+    f09_a_replay_waits_until_its_own_connection_may_be_made,
 );
 
 const EVENT: &str = "data: {\"choices\":[{\"delta\":{\"content\":\"a\"}}]}\n\n";
@@ -408,5 +412,109 @@ fn f09_a_replay_takes_no_other_connection_that_lay_idle(driver: Driver) {
     assert_eq!(asker.join().unwrap().status(), 200);
     proxy.await_metric("pointsman_proxy_connection_replays_total", &[], 1.0);
     proxy.await_metric("pointsman_proxy_retries_total", &[], 0.0);
+    proxy.await_rest();
+}
+
+/// Serves one request over a connection that then lies idle.
+fn served(proxy: &Proxy, listener: &TcpListener) -> FrameConn {
+    let asker = ask_later(proxy);
+    let mut conn = FrameConn::accept(listener, Some(&[]));
+    let (stream, _) = conn.request();
+    conn.send(&ok(stream));
+    assert_eq!(asker.join().unwrap().status(), 200);
+    conn
+}
+
+/// Takes a request, and closes without a byte.
+fn lose(mut conn: FrameConn) {
+    conn.request();
+}
+
+/// Nobody connected since.
+fn assert_nobody_waits(listener: &TcpListener) {
+    listener.set_nonblocking(true).unwrap();
+    let none = listener.accept().map(drop).unwrap_err();
+    assert_eq!(none.kind(), std::io::ErrorKind::WouldBlock);
+}
+
+fn f09_a_replay_is_replayed_no_second_time(driver: Driver) {
+    let standby = Engine2::named("standby");
+    for stands_by in [false, true] {
+        let listener = listen(16);
+        let address = listener.local_addr().unwrap();
+        let draft = match stands_by {
+            false => Draft::single(address),
+            true => Draft::with_standby(address, standby.address()),
+        };
+        let proxy = Proxy::start(driver, &draft.http2());
+        let conn = served(&proxy, &listener);
+        let asker = ask_later(&proxy);
+        lose(conn);
+        lose(FrameConn::accept(&listener, Some(&[])));
+        let answer = asker.join().unwrap();
+        match stands_by {
+            false => assert_eq!(answer.status(), 502, "{}", answer.text()),
+            true => assert_eq!(answer.text(), STANDBY),
+        }
+        assert_nobody_waits(&listener);
+        proxy.await_metric("pointsman_proxy_connection_replays_total", &[], 1.0);
+        assert_eq!(retries(&proxy), f64::from(u8::from(stands_by)));
+        let labels = [("engine", "E1"), ("outcome", "reset_before_byte")];
+        proxy.await_metric("pointsman_proxy_attempts_total", &labels, 1.0);
+        proxy.await_rest();
+    }
+    assert_eq!(standby.requests().len(), 1);
+}
+
+/// Where no connection may be made, a replay goes over one that its engine may close as well.
+fn f09_a_replay_on_the_last_idle_connection_is_replayed_no_second_time(driver: Driver) {
+    const MAX_CONCURRENT_STREAMS: (u16, u32) = (3, 1);
+    let listener = listen(16);
+    let draft = Draft::single(listener.local_addr().unwrap()).http2();
+    let draft = draft.with(|policy| policy.engines[0].max_connections = 2);
+    let more = "[http2]\nengine_connections = 2\nengine_first_streams = 1";
+    let proxy = Proxy::configured(driver, &draft, more);
+    let mut conns = Vec::new();
+    for _ in 0..2 {
+        let asker = ask_later(&proxy);
+        let mut conn = FrameConn::accept(&listener, Some(&[MAX_CONCURRENT_STREAMS]));
+        let (stream, _) = conn.request();
+        conns.push((conn, stream, asker));
+    }
+    let mut idle = Vec::new();
+    for (mut conn, stream, asker) in conns {
+        conn.send(&ok(stream));
+        assert_eq!(asker.join().unwrap().status(), 200);
+        idle.push(conn);
+    }
+    let asker = ask_later(&proxy);
+    // Of two as full as each other the last is taken first.
+    while let Some(conn) = idle.pop() {
+        lose(conn);
+    }
+    assert_eq!(asker.join().unwrap().status(), 502);
+    assert_nobody_waits(&listener);
+    proxy.await_metric("pointsman_proxy_connection_replays_total", &[], 1.0);
+    assert_eq!(retries(&proxy), 0.0);
+    proxy.await_rest();
+}
+
+fn f09_a_replay_waits_until_its_own_connection_may_be_made(driver: Driver) {
+    let listener = listen(16);
+    let draft = Draft::single(listener.local_addr().unwrap()).http2();
+    let draft = draft.with(|policy| policy.engines[0].max_connections = 1);
+    // As long as it might wait for a connection: longer than this test.
+    let more = "[timeouts]\nconnect_ms = 60000";
+    let proxy = Proxy::configured(driver, &draft, more);
+    let conn = served(&proxy, &listener);
+    let asker = ask_later(&proxy);
+    // It counts as open until the shard has looked after it.
+    lose(conn);
+    let mut again = FrameConn::accept(&listener, Some(&[]));
+    let (stream, _) = again.request();
+    again.send(&ok(stream));
+    assert_eq!(asker.join().unwrap().status(), 200);
+    proxy.await_metric("pointsman_proxy_connection_replays_total", &[], 1.0);
+    assert_eq!(retries(&proxy), 0.0);
     proxy.await_rest();
 }

@@ -2,20 +2,26 @@
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on fails there")]
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
 use http::HeaderMap;
 use pointsman_tests::both_drivers;
-use pointsman_tests::client::{CHAT, STREAMED, UNARY, post_head, post_with};
+use pointsman_tests::client::{CHAT, STREAMED, UNARY, chat, post, post_head, post_with};
 use pointsman_tests::client2::post2;
 use pointsman_tests::engine::Engine;
 use pointsman_tests::engine2::Engine2;
 use pointsman_tests::policy::Draft;
 use pointsman_tests::proxy::{Driver, Proxy};
+use pointsman_tests::wait::{SOON, eventually_equals};
 use pointsman_tests::wire::Ending;
 
 both_drivers!(
     an_answers_trailers_reach_who_takes_them,
     trailers_behind_a_stated_length_cross_between_streams,
     an_answer_is_whole_though_its_time_ends_in_the_wait_for_trailers,
+    an_engine_that_goes_on_behind_a_length_is_told_to_stop_also_in_a_drain,
     a_requests_trailers_follow_a_body_that_has_room_for_them,
     trailers_are_bounded,
     /// B15: what `Connection` nominates is one connection's, behind a body too.
@@ -160,6 +166,66 @@ fn an_answer_is_whole_though_its_time_ends_in_the_wait_for_trailers(driver: Driv
     let labels = [("outcome", "success")];
     proxy.await_metric("pointsman_proxy_attempts_total", &labels, 1.0);
     proxy.await_rest();
+}
+
+fn an_engine_that_goes_on_behind_a_length_is_told_to_stop_also_in_a_drain(driver: Driver) {
+    let is_over = Arc::new(AtomicBool::new(false));
+    let told = Arc::clone(&is_over);
+    // One request at a time on each of its connections.
+    let mut builder = h2::server::Builder::new();
+    builder.max_concurrent_streams(1);
+    let engine = Engine2::start(builder, move |request, mut answer| {
+        let told = Arc::clone(&told);
+        async move {
+            if String::from_utf8_lossy(&request.body).contains("\"stream\"") {
+                answer.event_stream();
+                answer.send(b"data: 1\n\n", false).await;
+                while !told.load(Ordering::SeqCst) {
+                    tokio::time::sleep(Duration::from_millis(5)).await;
+                }
+                answer.send(b"data: 2\n\n", true).await;
+            } else {
+                answer.head(200, &[("content-length", "5")]);
+                answer.send(b"hello", false).await;
+                answer.await_reset().await;
+            }
+        }
+    });
+    let draft = Draft::single(engine.address()).http2();
+    let more = "[http2]\nengine_connections = 1\nengine_first_streams = 1";
+    let mut proxy = Proxy::configured(driver, &draft, more);
+    let mut running = proxy.connect();
+    running.send(chat(true));
+    let mut stream = running.head();
+    assert_eq!(stream.status(), 200);
+    let ask = || {
+        let answer = proxy.ask(post(CHAT, UNARY));
+        assert_eq!((answer.text(), answer.ending), ("hello", Ending::Complete));
+    };
+    ask();
+    proxy.await_in_flight(1);
+    // The room of the first is there again when its engine was told.
+    ask();
+    let told_to_stop = |count| {
+        let expected = vec![h2::Reason::CANCEL; count];
+        eventually_equals(SOON, "resets", &expected, || engine.resets());
+    };
+    told_to_stop(2);
+    // A client's own stream waits for its trailers, and nothing is waited for behind that.
+    let answer = post2(proxy.address, CHAT, &[], UNARY.as_bytes(), None);
+    assert_eq!((&*answer.body, answer.broken), (&b"hello"[..], None));
+    told_to_stop(3);
+    ask();
+    proxy.daemon.signal(libc::SIGTERM);
+    told_to_stop(4);
+    assert_eq!((engine.connections(), engine.requests().len()), (2, 5));
+    is_over.store(true, Ordering::SeqCst);
+    running.body(&mut stream);
+    assert_eq!(
+        (stream.text(), stream.ending),
+        ("data: 1\n\ndata: 2\n\n", Ending::Complete)
+    );
+    assert_eq!(proxy.daemon.exit(SOON).code(), Some(0));
 }
 
 /// A proxy that takes models from a header, so that bodies go on while they arrive.

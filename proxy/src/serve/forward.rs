@@ -6,6 +6,7 @@
 //! no way back into the loop.
 
 use std::cell::Cell;
+use std::rc::Rc;
 use std::sync::Arc;
 
 use h2::Reason;
@@ -15,6 +16,7 @@ use super::attempt::{Attempt, NotOpened, Opened, outcome_of, outcome_of_status};
 use super::body::Body;
 use super::client::Interrupt;
 use super::exchange::Answer;
+use super::guarded::guarded;
 use super::meter::Meter;
 use super::outgoing::Sending;
 use super::request::{After, Delivered, Story};
@@ -277,7 +279,13 @@ impl Story<'_> {
                         self.shard.pools.put(conn, passed.keep_alive_s, now_ns);
                     }
                     Source::Socket(_) => {}
-                    Source::Stream(reply) => reply.finish(),
+                    // A client's stream has waited for the engine's to end, and got its own.
+                    Source::Stream(reply) if reply.is_over() || self.client.is_stream() => {
+                        drop(reply);
+                    }
+                    Source::Stream(reply) => {
+                        monoio::spawn(guarded(Rc::clone(self.shard), reply.finish()));
+                    }
                 }
                 if passed.keeps {
                     After::Keep

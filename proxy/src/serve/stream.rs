@@ -328,16 +328,19 @@ impl<'a> Stream<'a> {
         if !self.meter.is_events() {
             return;
         }
-        let is_changed = self.buffers.fit(&mut self.input, self.pieces);
+        if let Source::Socket(_) = self.source {
+            self.buffers.fit(&mut self.input, self.pieces);
+        }
         if !self.pieces.are_small() {
             return;
         }
-        if is_changed {
-            self.client.inbound.release();
-        }
-        // The head that it held is with the client, unless it still waits.
-        if self.out.is_empty() && self.out.capacity() >= READ_BYTES {
-            self.buffers.put(std::mem::take(&mut self.out));
+        self.client.inbound.release();
+        // The head that `out` held is with the client, unless it still waits. A stream's answer comes
+        // in memory of its own, of the size of its pieces.
+        for buffer in [&mut self.input, &mut self.out] {
+            if buffer.is_empty() && buffer.capacity() >= READ_BYTES {
+                self.buffers.put(std::mem::take(buffer));
+            }
         }
     }
 

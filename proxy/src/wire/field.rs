@@ -1,8 +1,9 @@
 //! One header line of a head, and what its name means to a proxy.
 //!
 //! The meaning is looked up once, when the head is parsed; the writers then only copy lines or
-//! leave them out. Names in disguise (`Transfer_Encoding`) frame nothing here and are not
-//! forwarded: some servers fold `_` into `-`.
+//! leave them out. Some servers fold `_` into `-`. So a name in disguise (`Transfer_Encoding`), which
+//! would mean something with `-`, means that to nobody here and is not forwarded; one rule for heads
+//! and for trailers ([`is_name`]).
 
 use crate::wire::head::{HeadError, Span, span_in};
 
@@ -27,7 +28,7 @@ pub enum Meaning {
     /// `Keep-Alive`; never forwarded.
     KeepAlive,
     /// Never forwarded: `TE`, `Upgrade`, `Proxy-*`, `HTTP2-Settings`, `Trailer`, a name that
-    /// `Connection` nominates, or a framing name in disguise.
+    /// `Connection` nominates, or one of all these with `_` in place of `-`.
     HopByHop,
     /// `Host`.
     Host,
@@ -49,7 +50,16 @@ impl Meaning {
     /// What a name means, in any case.
     #[must_use]
     pub fn of(name: &[u8]) -> Self {
-        let is = |other: &str| name.eq_ignore_ascii_case(other.as_bytes());
+        match Self::of_folded(name) {
+            Self::EndToEnd => Self::EndToEnd,
+            _ if name.contains(&b'_') => Self::HopByHop,
+            meaning => meaning,
+        }
+    }
+
+    /// What a name means to who folds `_` into `-`.
+    fn of_folded(name: &[u8]) -> Self {
+        let is = |other: &str| is_name(name, other);
         match name.len() {
             2 if is("te") => Self::HopByHop,
             4 if is("host") => Self::Host,
@@ -60,13 +70,12 @@ impl Meaning {
             12 if is("x-request-id") => Self::RequestId,
             13 if is("authorization") => Self::Authorization,
             14 if is("content-length") => Self::ContentLength,
-            14 if is("content_length") || is("http2-settings") => Self::HopByHop,
+            14 if is("http2-settings") => Self::HopByHop,
             17 if is("transfer-encoding") => Self::TransferEncoding,
-            17 if is("transfer_encoding") => Self::HopByHop,
             21 if is("endpoint-load-metrics") => Self::LoadReport,
             25 if is("endpoint-load-metrics-bin") => Self::LoadReport,
             26 if is("endpoint-load-metrics-json") => Self::LoadReport,
-            7.. if name[..6].eq_ignore_ascii_case(b"proxy-") => Self::HopByHop,
+            7.. if is_name(&name[..6], "proxy-") => Self::HopByHop,
             _ => Self::EndToEnd,
         }
     }
@@ -199,6 +208,14 @@ pub(crate) fn apply_connection(
     Ok(options)
 }
 
+/// Whether `name` is `other` (lower case) to who folds `_` into `-`, in any case.
+pub(crate) fn is_name(name: &[u8], other: &str) -> bool {
+    let is = |(&byte, other): (&u8, u8)| {
+        byte.eq_ignore_ascii_case(&other) || byte == b'_' && other == b'-'
+    };
+    name.len() == other.len() && name.iter().zip(other.bytes()).all(is)
+}
+
 /// The value of the first line named `name` (lower case).
 pub(crate) fn find<'a>(fields: &[Field], buffer: &'a [u8], name: &str) -> Option<&'a [u8]> {
     all(fields, buffer, name).next()
@@ -274,7 +291,6 @@ mod tests {
     fn names_mean_what_they_mean_in_any_case() {
         assert_eq!(Meaning::of(b"HOST"), Meaning::Host);
         assert_eq!(Meaning::of(b"Transfer-encoding"), Meaning::TransferEncoding);
-        assert_eq!(Meaning::of(b"Transfer_Encoding"), Meaning::HopByHop);
         assert_eq!(Meaning::of(b"Proxy-Authorization"), Meaning::HopByHop);
         assert_eq!(Meaning::of(b"proxy-x"), Meaning::HopByHop);
         assert_eq!(Meaning::of(b"proxy"), Meaning::EndToEnd);
@@ -284,6 +300,32 @@ mod tests {
             Meaning::of(b"endpoint-load-metrics-json"),
             Meaning::LoadReport
         );
+    }
+
+    #[test]
+    fn b02_a_name_in_disguise_means_nothing_and_stays_here() {
+        for name in [
+            "Transfer_Encoding",
+            "content_length",
+            "Keep_Alive",
+            "x-request_id",
+            "X_REQUEST_ID",
+            "http2_settings",
+            "endpoint_load-metrics",
+            "proxy_authorization",
+        ] {
+            assert_eq!(Meaning::of(name.as_bytes()), Meaning::HopByHop, "{name}");
+        }
+        // A name of its own, and one that would mean nothing either.
+        for name in [
+            "content_lengths",
+            "_host",
+            "x_own",
+            "content_type",
+            "proxy_",
+        ] {
+            assert_eq!(Meaning::of(name.as_bytes()), Meaning::EndToEnd, "{name}");
+        }
     }
 
     #[test]

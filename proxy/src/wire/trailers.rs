@@ -12,7 +12,7 @@
 use http::HeaderMap;
 use http::header::{HeaderName, HeaderValue};
 
-use crate::wire::field::{Meaning, tokens, trim};
+use crate::wire::field::{Meaning, is_name, tokens, trim};
 use crate::wire::request_head::RequestHead;
 
 /// Names that may not stand behind a body though they are end to end (RFC 9110, section 6.5.1; named
@@ -56,11 +56,10 @@ const LEFT_OUT: [&str; 35] = [
     "clear-site-data",
 ];
 
-/// Whether a field of this name may stand behind a body, in any case.
+/// Whether a field of this name may stand behind a body, in any case, and with `_` for `-`.
 #[must_use]
 pub fn may_trail(name: &[u8]) -> bool {
-    let is_name = |other: &&str| name.eq_ignore_ascii_case(other.as_bytes());
-    Meaning::of(name) == Meaning::EndToEnd && !LEFT_OUT.iter().any(is_name)
+    Meaning::of(name) == Meaning::EndToEnd && !LEFT_OUT.iter().any(|other| is_name(name, other))
 }
 
 /// Whether whoever sent `head`, parsed from `bytes`, takes trailers behind a chunked answer: it
@@ -145,10 +144,22 @@ mod tests {
             "endpoint-load-metrics",
             "Cache-Control",
             "X-Forwarded-For",
+            "X_Forwarded-For",
+            "content_type",
+            "Set_Cookie",
+            "keep_alive",
+            "x_request_id",
+            "proxy_authorization",
         ] {
             assert!(!may_trail(name.as_bytes()), "{name}");
         }
-        for name in ["X-Checksum", "grpc-status", "Server-Timing", "digest"] {
+        for name in [
+            "X-Checksum",
+            "x_checksum",
+            "grpc-status",
+            "Server-Timing",
+            "digest",
+        ] {
             assert!(may_trail(name.as_bytes()), "{name}");
         }
     }

@@ -55,9 +55,9 @@ fn a_held_stream_holds_as_little_as_the_page_says(driver: Driver) {
 fn most_held(pair: Pair) -> i64 {
     match (pair.client, pair.engine) {
         (Protocol::Http1, Protocol::Http1) => 5_000,
-        (Protocol::Http1, Protocol::Http2) => 6_800,
+        (Protocol::Http1, Protocol::Http2) => 5_100,
         (Protocol::Http2, Protocol::Http1) => 6_900,
-        (Protocol::Http2, Protocol::Http2) => 8_000,
+        (Protocol::Http2, Protocol::Http2) => 6_400,
     }
 }
 

@@ -329,6 +329,13 @@ impl EngineConn2 {
     }
 }
 
+impl Drop for EngineConn2 {
+    // Whoever waits because no more connections may be made can make one.
+    fn drop(&mut self) {
+        self.waiters.wake();
+    }
+}
+
 /// Streams reset by us whose late frames are still told from nonsense.
 const RESETS_REMEMBERED: usize = 256;
 

@@ -236,19 +236,25 @@ impl Reply {
         self.end.is_some() || self.receive.is_end_stream()
     }
 
-    /// Lets the engine end an answer that is complete by its length, instead of telling it to stop.
-    pub(crate) fn finish(mut self) {
-        if self.is_over() {
-            return;
-        }
-        monoio::spawn(async move {
-            let end = async {
-                while self.wait().await == Gathered::More {
-                    self.gathered.clear();
-                }
-            };
-            let _ = monoio::time::timeout(FINISH, end).await;
+    /// Lets the engine end an answer that is complete by its length and went to the client, instead
+    /// of telling it to stop at once; after [`FINISH`] it is told. It keeps its room until then, and
+    /// no memory: what still comes is passed over.
+    pub(crate) async fn finish(mut self) {
+        self.gathered = Vec::new();
+        self.give_back();
+        self.holder.set(0);
+        let end = poll_fn(|context| {
+            let end = self.poll_end(context);
+            self.gathered.clear();
+            end
         });
+        let Ok(end) = monoio::time::timeout(FINISH, end).await else {
+            return;
+        };
+        if let End::Whole(_) = &end {
+            self.uncount();
+        }
+        self.end = Some(end);
     }
 
     /// Its engine owes nothing more of it.
