@@ -158,6 +158,12 @@ impl Args {
         );
         ensure!(self.max_running > 0, "--max-running: must be at least 1");
         ensure!(self.max_streams > 0, "--max-streams: must be at least 1");
+        ensure!(self.events > 0, "--events: must be at least 1");
+        ensure!(self.body_bytes > 0, "--body-bytes: must be at least 1");
+        ensure!(
+            self.max_connections > 0,
+            "--max-connections: must be at least 1"
+        );
         ensure!(self.kv_tokens > 0, "--kv-tokens: must be at least 1");
         ensure!(!self.listen.is_empty(), "--listen: at least one address");
         ensure!(
@@ -262,6 +268,11 @@ mod tests {
             (&["--capacity", "0"][..], "--capacity"),
             (&["--cache-gain", "2"], "--cache-gain"),
             (&["--max-running", "0"], "--max-running"),
+            (&["--capacity", "NaN"], "--capacity"),
+            (&["--cache-gain", "NaN"], "--cache-gain"),
+            (&["--max-connections", "0"], "--max-connections"),
+            (&["--body-bytes", "0"], "--body-bytes"),
+            (&["--events", "0"], "--events"),
             (&["--emission", "burst"], "--tbot"),
         ] {
             let error = settings(line).unwrap_err().to_string();

@@ -8,6 +8,9 @@ use clap::ValueEnum;
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 
+/// Longest time that an argument may ask for: a day, in seconds.
+const MOST_S: f64 = 86_400.0;
+
 /// Load: where to, how much, of what kind.
 #[derive(clap::Args, Clone, Debug)]
 pub struct Args {
@@ -98,10 +101,21 @@ impl Args {
         ensure!(self.tokens > 0, "--tokens: must be at least 1");
         let positive = |value: f64| value.is_finite() && value > 0.0;
         ensure!(self.rate.is_none_or(positive), "--rate: must be above 0");
-        ensure!(positive(self.duration), "--duration: must be above 0");
         ensure!(
-            self.warmup.is_finite() && self.warmup >= 0.0,
-            "--warmup: is below 0"
+            positive(self.duration) && self.duration <= MOST_S,
+            "--duration: {} is not above 0 and at most {MOST_S}",
+            self.duration
+        );
+        ensure!(
+            (0.0..=MOST_S).contains(&self.warmup),
+            "--warmup: {} is not from 0 to {MOST_S}",
+            self.warmup
+        );
+        let most_ms = MOST_S as u64 * 1_000;
+        ensure!(
+            (1..=most_ms).contains(&self.timeout_ms),
+            "--timeout-ms: {} is not from 1 to {most_ms}",
+            self.timeout_ms
         );
         ensure!(self.requests != Some(0), "--requests: must be at least 1");
         for header in &self.headers {
@@ -114,18 +128,72 @@ impl Args {
         Ok(())
     }
 
-    /// How long to warm up, and how long to measure at most.
+    /// How long to warm up, and how long to measure at most, of arguments that were checked.
     pub fn times(&self) -> (Duration, Duration) {
-        let day = Duration::from_secs(86_400);
-        let duration = match self.requests {
-            Some(_) => day,
-            None => Duration::from_secs_f64(self.duration).min(day),
+        let seconds = match self.requests {
+            Some(_) => MOST_S,
+            None => self.duration,
         };
-        (Duration::from_secs_f64(self.warmup).min(day), duration)
+        let (warmup, duration) = (self.warmup, seconds);
+        (
+            Duration::from_secs_f64(warmup),
+            Duration::from_secs_f64(duration),
+        )
     }
 }
 
 /// A seed short enough to be typed again.
 fn drawn_seed() -> u64 {
     u64::from(SmallRng::from_os_rng().random::<u32>())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::parsed;
+
+    fn args(words: &str) -> Args {
+        let line = format!("load --addr 127.0.0.1:1 {words}");
+        parsed(line.split_whitespace())
+    }
+
+    #[test]
+    fn arguments_out_of_range_are_refused_by_name() {
+        args("").check().unwrap();
+        for (words, why) in [
+            ("--conns 0", "--conns: must be at least 1"),
+            ("--tokens 0", "--tokens: must be at least 1"),
+            ("--requests 0", "--requests: must be at least 1"),
+            ("--rate NaN", "--rate: must be above 0"),
+            (
+                "--duration 0",
+                "--duration: 0 is not above 0 and at most 86400",
+            ),
+            (
+                "--duration NaN",
+                "--duration: NaN is not above 0 and at most 86400",
+            ),
+            (
+                "--duration 86401",
+                "--duration: 86401 is not above 0 and at most 86400",
+            ),
+            ("--warmup=-1", "--warmup: -1 is not from 0 to 86400"),
+            ("--warmup inf", "--warmup: inf is not from 0 to 86400"),
+            (
+                "--timeout-ms 0",
+                "--timeout-ms: 0 is not from 1 to 86400000",
+            ),
+        ] {
+            let error = args(words).check().unwrap_err().to_string();
+            assert_eq!(error, why, "{words}");
+        }
+    }
+
+    #[test]
+    fn a_count_of_requests_is_given_a_day() {
+        let (warmup, duration) = args("--warmup 0.5 --duration 2").times();
+        assert_eq!((warmup.as_millis(), duration.as_millis()), (500, 2_000));
+        let (_, duration) = args("--requests 3 --duration 2").times();
+        assert_eq!(duration.as_secs(), 86_400);
+    }
 }

@@ -89,6 +89,7 @@ impl Args {
             "--seconds: {} is not above 0 and at most 3600",
             self.seconds
         );
+        ensure!(self.calls != Some(0), "--calls: must be at least 1");
         Ok(())
     }
 
@@ -199,5 +200,8 @@ mod tests {
             refused(args),
             "--seconds: NaN is not above 0 and at most 3600"
         );
+        let mut args = defaults();
+        args.calls = Some(0);
+        assert_eq!(refused(args), "--calls: must be at least 1");
     }
 }

@@ -50,7 +50,8 @@ pub struct Args {
     /// Minutes that the whole run may take; no window is done again beyond.
     #[arg(long, value_name = "N", default_value_t = 75.0)]
     pub most_minutes: f64,
-    /// The subject's core and the instruments'; by default the first two that are allowed.
+    /// The subject's core and the instruments', which are two; by default the first two that are
+    /// allowed, and where there is only one, that one for both.
     #[arg(long, value_name = "A,B", value_delimiter = ',')]
     pub cores: Vec<usize>,
     /// Where peers are installed; by default `peers` beside this program's folder.
@@ -100,6 +101,12 @@ impl Args {
             matches!(self.cores.len(), 0 | 2),
             "--cores: name two, the subject's and the instruments'"
         );
+        if let [subject, instruments] = self.cores[..] {
+            ensure!(
+                subject != instruments,
+                "--cores: {subject} is named twice; what is measured needs a core of its own"
+            );
+        }
         let drivers = ["auto", "io_uring", "epoll"];
         ensure!(
             drivers.contains(&self.io_driver.as_str()),
@@ -214,6 +221,15 @@ mod tests {
             "--window-s: 0 is not above 0 and at most 600"
         );
         assert!(refused("--cores 1").contains("name two"));
+        assert_eq!(
+            refused("--cores 3,3"),
+            "--cores: 3 is named twice; what is measured needs a core of its own"
+        );
+        assert_eq!(
+            refused("--warmup-s=-1"),
+            "--warmup-s: -1 is not from 0 to 600"
+        );
+        assert!(refused("--most-minutes NaN").starts_with("--most-minutes: NaN is not above 0"));
         assert!(refused("--io-driver kqueue").contains("none of auto"));
         assert_eq!(
             refused("--others NaN"),

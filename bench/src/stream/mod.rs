@@ -329,3 +329,26 @@ fn about(args: &Args, cores: Cores, began: Instant) -> About {
         quick: args.quick,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::parsed;
+
+    #[test]
+    fn cores_are_two_that_are_allowed() {
+        let of = |words: &str, allowed: &[usize]| {
+            let line = ["stream"].into_iter().chain(words.split_whitespace());
+            cores(&parsed(line), allowed)
+        };
+        let pair = |cores: anyhow::Result<Cores>| {
+            let cores = cores.unwrap();
+            (cores.subject, cores.instruments)
+        };
+        assert_eq!(pair(of("", &[2, 5, 7])), (2, 5));
+        assert_eq!(pair(of("--cores 7,2", &[2, 5, 7])), (7, 2));
+        assert_eq!(pair(of("", &[4])), (4, 4));
+        let error = of("--cores 2,6", &[2, 5, 7]).unwrap_err().to_string();
+        assert_eq!(error, "--cores: core 6 is none of those allowed: [2, 5, 7]");
+    }
+}

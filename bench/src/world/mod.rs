@@ -69,6 +69,10 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
         "--io-driver: {:?} is none of auto, io_uring, epoll",
         args.io_driver
     );
+    ensure!(
+        args.engine_running > 0,
+        "--engine-running: must be at least 1"
+    );
     let interrupted = interruption()?;
     let alarm = Alarm::start().context("cannot make a timer")?;
     let screen = Rc::new(Screen::new(std::io::stdout().is_terminal()));

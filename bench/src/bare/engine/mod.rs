@@ -17,7 +17,7 @@ mod play;
 mod reply;
 mod server;
 
-use super::words::SHORTEST_ANSWER;
+use super::words::{Pace, SHORTEST_ANSWER};
 
 /// A bare engine: its address and how it paces.
 ///
@@ -86,14 +86,64 @@ pub enum Emission {
 /// # Errors
 /// An address that cannot be bound, or a loop that cannot wait.
 pub fn run(args: Args) -> anyhow::Result<()> {
-    ensure!(args.coalesce > 0, "--coalesce: must be at least 1");
-    ensure!(args.max_streams > 0, "--max-streams: must be at least 1");
-    ensure!(
-        args.answer_bytes >= SHORTEST_ANSWER,
-        "--answer-bytes: {} is below {SHORTEST_ANSWER}, the shortest answer",
-        args.answer_bytes
-    );
+    args.check()?;
     let mut server = server::Server::bind(args).context("--listen: cannot bind")?;
     super::print_ready(server.address(), None);
     server.run().context("the engine's loop failed")
+}
+
+impl Args {
+    fn check(&self) -> anyhow::Result<()> {
+        ensure!(self.coalesce > 0, "--coalesce: must be at least 1");
+        ensure!(self.max_streams > 0, "--max-streams: must be at least 1");
+        ensure!(self.body_bytes > 0, "--body-bytes: must be at least 1");
+        ensure!(
+            self.max_connections > 0,
+            "--max-connections: must be at least 1"
+        );
+        let most_us = Pace::MOST_PREFILL_MS * 1_000;
+        ensure!(
+            self.prefill_us <= most_us,
+            "--prefill-us: {} is not from 0 to {most_us}",
+            self.prefill_us
+        );
+        ensure!(
+            self.answer_bytes >= SHORTEST_ANSWER,
+            "--answer-bytes: {} is below {SHORTEST_ANSWER}, the shortest answer",
+            self.answer_bytes
+        );
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::parsed;
+
+    #[test]
+    fn arguments_out_of_range_are_refused_by_name() {
+        let check = |words: &str| {
+            let line = ["bare-engine"].into_iter().chain(words.split_whitespace());
+            parsed::<Args>(line).check()
+        };
+        check("").unwrap();
+        for (words, why) in [
+            ("--coalesce 0", "--coalesce: must be at least 1"),
+            ("--max-streams 0", "--max-streams: must be at least 1"),
+            ("--body-bytes 0", "--body-bytes: must be at least 1"),
+            (
+                "--max-connections 0",
+                "--max-connections: must be at least 1",
+            ),
+            (
+                "--prefill-us 18446744073709551615",
+                "--prefill-us: 18446744073709551615 is not from 0 to 900000000000",
+            ),
+        ] {
+            assert_eq!(check(words).unwrap_err().to_string(), why, "{words}");
+        }
+        let error = check("--answer-bytes 1").unwrap_err().to_string();
+        assert!(error.starts_with("--answer-bytes: 1 is below "), "{error}");
+    }
 }

@@ -26,6 +26,9 @@ mod window;
 
 use super::words::{Pace, SHORTEST_ANSWER};
 
+/// Longest time that an argument may ask for: a day, in seconds.
+const MOST_S: f64 = 86_400.0;
+
 /// Load on a bare engine, or on what stands before it.
 #[derive(clap::Args, Clone, Debug)]
 pub struct Args {
@@ -179,12 +182,27 @@ impl Args {
             "--answer-bytes: {} is below {SHORTEST_ANSWER}, the shortest answer",
             self.answer_bytes
         );
-        let is_time = |seconds: f64| (0.0..=86_400.0).contains(&seconds);
-        ensure!(is_time(self.warmup), "--warmup: not within 0 to 86400");
+        let is_time = |seconds: f64| (0.0..=MOST_S).contains(&seconds);
+        ensure!(
+            is_time(self.warmup),
+            "--warmup: {} is not from 0 to {MOST_S}",
+            self.warmup
+        );
         ensure!(
             is_time(self.window) && self.window > 0.0,
-            "--window: not above 0 and at most 86400"
+            "--window: {} is not above 0 and at most {MOST_S}",
+            self.window
         );
+        let most_ms = MOST_S as u64 * 1_000;
+        for (flag, value) in [
+            ("--ramp-ms", self.ramp_ms),
+            ("--timeout-ms", self.timeout_ms),
+        ] {
+            ensure!(
+                value <= most_ms,
+                "{flag}: {value} is not from 0 to {most_ms}"
+            );
+        }
         for header in &self.headers {
             let is_plain = header.bytes().all(|byte| byte >= b' ' && byte != 127);
             ensure!(
@@ -193,5 +211,41 @@ impl Args {
             );
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::parsed;
+
+    #[test]
+    fn arguments_out_of_range_are_refused_by_name() {
+        let check = |words: &str| {
+            let line = format!("bare-load --addr 127.0.0.1:1 {words}");
+            parsed::<Args>(line.split_whitespace()).check()
+        };
+        // A timeout of 0 is no end.
+        check("--timeout-ms 0 --warmup 0").unwrap();
+        for (words, why) in [
+            ("--conns 0", "--conns: must be at least 1"),
+            ("--trials 0", "--trials: must be at least 1"),
+            ("--window 0", "--window: 0 is not above 0 and at most 86400"),
+            (
+                "--window NaN",
+                "--window: NaN is not above 0 and at most 86400",
+            ),
+            ("--warmup=-0.5", "--warmup: -0.5 is not from 0 to 86400"),
+            (
+                "--ramp-ms 86400001",
+                "--ramp-ms: 86400001 is not from 0 to 86400000",
+            ),
+            (
+                "--timeout-ms 18446744073709551615",
+                "--timeout-ms: 18446744073709551615 is not from 0 to 86400000",
+            ),
+        ] {
+            assert_eq!(check(words).unwrap_err().to_string(), why, "{words}");
+        }
     }
 }
