@@ -34,7 +34,8 @@ both_drivers!(
 
 /// Trailers of which two may cross: the first and the last.
 const LINES: &str = "X-Sum: 9\r\nContent-Length: 5\r\nSet-Cookie: a=1\r\nTransfer-Encoding: \
-                     chunked\r\nAuthorization: no\r\nx-own: Two  words\r\n";
+                     chunked\r\nAuthorization: no\r\nSet_Cookie: a=1\r\nX_Request-Id: 7\r\n\
+                     x-own: Two  words\r\n";
 const PASSED: [(&str, &str); 2] = [("x-sum", "9"), ("x-own", "Two  words")];
 
 fn trailers() -> HeaderMap {
@@ -43,6 +44,8 @@ fn trailers() -> HeaderMap {
         ("x-sum", "9"),
         ("set-cookie", "a=1"),
         ("authorization", "no"),
+        ("set_cookie", "a=1"),
+        ("x_request-id", "7"),
         ("x-own", "Two  words"),
     ] {
         map.append(name, value.parse().unwrap());
