@@ -13,6 +13,7 @@ pub mod h1;
 pub mod h2;
 pub mod load;
 pub mod profile;
+pub mod protocol;
 pub mod relay;
 #[cfg(target_arch = "x86_64")]
 pub mod select;

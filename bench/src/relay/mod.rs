@@ -27,6 +27,7 @@ mod from_http1;
 mod from_http2;
 mod line;
 
+use crate::protocol::Http;
 pub(crate) use body::send_all;
 
 /// Connections the kernel holds that were not accepted yet.
@@ -55,16 +56,6 @@ pub struct Args {
     /// Streams of one HTTP/2 connection to the engine, at most what it allows.
     #[arg(long, default_value_t = 256)]
     pub engine_streams: usize,
-}
-
-/// The version of HTTP on one side.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum Http {
-    /// HTTP/1.1.
-    H1,
-    /// Cleartext HTTP/2 by prior knowledge.
-    #[value(alias = "h2")]
-    H2c,
 }
 
 /// How the kernel is asked.

@@ -11,7 +11,8 @@ use serde::Serialize;
 use super::ledger::{Figure, Ledger};
 use super::shape::{SHAPES, STREAMS_PER_CONNECTION, Shape, Work};
 use super::stats::Quartiles;
-use super::system::{Kind, SYSTEMS, System, Wire};
+use super::system::{Kind, SYSTEMS, System};
+use crate::protocol::Http;
 
 /// A latency this near to the best peer's is as good, in µs.
 const NEAR_US: f64 = 100.0;
@@ -187,8 +188,8 @@ fn memory() -> Vec<Promise> {
     let mut promises = Vec::new();
     for system in SYSTEMS.iter().filter(|system| system.kind == Kind::Product) {
         let of_connection = match system.client {
-            Wire::H1 => 0.0,
-            Wire::H2c => CONNECTION_KIB / STREAMS_PER_CONNECTION as f64,
+            Http::H1 => 0.0,
+            Http::H2c => CONNECTION_KIB / STREAMS_PER_CONNECTION as f64,
         };
         for shape in ["held-1000", "held-4000"] {
             promises.push(Promise {
@@ -301,8 +302,8 @@ fn direct_beside(
         return None;
     }
     let direct = match system.client {
-        Wire::H1 => "direct-h1",
-        Wire::H2c => "direct-h2c",
+        Http::H1 => "direct-h1",
+        Http::H2c => "direct-h2c",
     };
     ledger.median(direct, shape, figure)
 }

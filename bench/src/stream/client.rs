@@ -56,7 +56,7 @@ pub(super) fn arguments(step: &Step, ends: &Ends<'_>, quick: bool) -> Vec<String
     let at_once = shape.at_once();
     let mut line = Line::default();
     line.flag("--addr", ends.subject);
-    line.flag("--http", system.client.client_flag());
+    line.flag("--http", system.client.name());
     line.flag("--streams-per-conn", STREAMS_PER_CONNECTION);
     line.flag("--model", MODEL);
     line.flag("--label", format!("{}/{}", system.name, shape.name));
@@ -204,7 +204,9 @@ mod tests {
     #[test]
     fn a_window_of_streams_is_told_when_to_begin() {
         let line = line("pointsman-h2c-h2c", "burst-256x20ms", false);
-        assert!(line.starts_with("bare-load --addr 127.0.0.1:81 --http h2 --streams-per-conn 100"));
+        assert!(
+            line.starts_with("bare-load --addr 127.0.0.1:81 --http h2c --streams-per-conn 100")
+        );
         for part in [
             "--conns 256 --pace-us 20000 --pid 7,8 --engine-pid 9",
             "--tokens 64 --mode stream --ramp-ms 1260 --control",

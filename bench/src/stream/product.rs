@@ -16,7 +16,7 @@ use pointsman_shm::{Error, boottime_ns};
 use tokio::task::JoinHandle;
 
 use super::peers::filled;
-use super::system::Wire;
+use crate::protocol::Http;
 
 const CONFIGURATION: &str = include_str!("../../peers/pointsman.toml");
 /// As in the configuration.
@@ -59,7 +59,7 @@ pub(super) fn configure(folder: &Path, io_driver: &str) -> anyhow::Result<std::p
 pub(super) async fn publish(
     folder: &Path,
     engine: SocketAddr,
-    wire: Wire,
+    wire: Http,
 ) -> anyhow::Result<Published> {
     let policy = policy(engine, wire);
     policy.validate().context("the policy is none")?;
@@ -92,7 +92,7 @@ pub(super) async fn publish(
 }
 
 /// One engine, one class with all slots on it, one route.
-fn policy(engine: SocketAddr, wire: Wire) -> Policy {
+fn policy(engine: SocketAddr, wire: Http) -> Policy {
     let slot = EngineSlot(0);
     let class = Class {
         slot: ClassSlot(0),
@@ -143,7 +143,7 @@ fn policy(engine: SocketAddr, wire: Wire) -> Policy {
     }
 }
 
-fn one_engine(address: SocketAddr, wire: Wire) -> Engine {
+fn one_engine(address: SocketAddr, wire: Http) -> Engine {
     Engine {
         slot: EngineSlot(0),
         generation: Generation(1),
@@ -152,8 +152,8 @@ fn one_engine(address: SocketAddr, wire: Wire) -> Engine {
         region: "here".to_owned(),
         addresses: vec![address],
         protocol: match wire {
-            Wire::H1 => Protocol::Http1,
-            Wire::H2c => Protocol::Http2,
+            Http::H1 => Protocol::Http1,
+            Http::H2c => Protocol::Http2,
         },
         authority: address.to_string(),
         sni: String::new(),
@@ -204,7 +204,7 @@ mod tests {
             .unwrap();
         let address: SocketAddr = "127.0.0.1:4002".parse().unwrap();
         tokio::task::LocalSet::new().block_on(&runtime, async {
-            let _published = publish(folder.path(), address, Wire::H2c).await.unwrap();
+            let _published = publish(folder.path(), address, Http::H2c).await.unwrap();
             let region = folder.path().join("run").join(FRONTEND);
             let mut reader = Reader::open(&region, Kind::Policy).unwrap();
             let mut payload = Vec::new();

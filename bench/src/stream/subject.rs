@@ -10,9 +10,10 @@ use serde_json::Value;
 use super::peers::{Installed, Place, launch};
 use super::process::{Output, Process, Start};
 use super::product::{self, MODEL, Published};
-use super::system::{Kind, Peer, System, Wire};
+use super::system::{Kind, Peer, System};
 use super::{Setting, proc};
 use crate::load::{Call, Connection, Seen, Template};
+use crate::protocol::Http;
 
 /// Longest wait for a process to be ready.
 const READY_WITHIN: Duration = Duration::from_secs(30);
@@ -134,7 +135,7 @@ async fn others(
     folder: &Path,
 ) -> anyhow::Result<Subject> {
     ensure!(
-        system.client == Wire::H1,
+        system.client == Http::H1,
         "{}: peers are asked by HTTP/1.1",
         system.name
     );

@@ -5,6 +5,8 @@
 
 use std::fmt;
 
+use crate::protocol::Http;
+
 /// One system.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct System {
@@ -13,9 +15,9 @@ pub(super) struct System {
     /// Who stands between client and engine.
     pub(super) kind: Kind,
     /// What the client speaks.
-    pub(super) client: Wire,
+    pub(super) client: Http,
     /// What is spoken to the engine.
-    pub(super) engine: Wire,
+    pub(super) engine: Http,
 }
 
 /// Who stands between client and engine.
@@ -48,33 +50,24 @@ pub(super) enum Peer {
     VllmRouter,
 }
 
-/// A protocol without TLS.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Wire {
-    /// HTTP/1.1.
-    H1,
-    /// HTTP/2 by prior knowledge.
-    H2c,
-}
-
 /// Every system, in the order of a round.
 pub(super) const SYSTEMS: [System; 16] = [
-    system("direct-h1", Kind::Direct, Wire::H1, Wire::H1),
-    system("direct-h2c", Kind::Direct, Wire::H2c, Wire::H2c),
-    system("relay-h1-h1", Kind::Relay, Wire::H1, Wire::H1),
-    system("pointsman-h1-h1", Kind::Product, Wire::H1, Wire::H1),
-    peer("haproxy", Peer::Haproxy, Wire::H1),
-    system("relay-h1-h2c", Kind::Relay, Wire::H1, Wire::H2c),
-    system("pointsman-h1-h2c", Kind::Product, Wire::H1, Wire::H2c),
-    peer("haproxy-h1-h2c", Peer::Haproxy, Wire::H2c),
-    system("relay-h2c-h2c", Kind::Relay, Wire::H2c, Wire::H2c),
-    system("pointsman-h2c-h2c", Kind::Product, Wire::H2c, Wire::H2c),
-    peer("nginx", Peer::Nginx, Wire::H1),
-    peer("envoy", Peer::Envoy, Wire::H1),
-    peer("envoy-h1-h2c", Peer::Envoy, Wire::H2c),
-    peer("pingora", Peer::Pingora, Wire::H1),
-    peer("sglang-router", Peer::SglangRouter, Wire::H1),
-    peer("vllm-router", Peer::VllmRouter, Wire::H1),
+    system("direct-h1", Kind::Direct, Http::H1, Http::H1),
+    system("direct-h2c", Kind::Direct, Http::H2c, Http::H2c),
+    system("relay-h1-h1", Kind::Relay, Http::H1, Http::H1),
+    system("pointsman-h1-h1", Kind::Product, Http::H1, Http::H1),
+    peer("haproxy", Peer::Haproxy, Http::H1),
+    system("relay-h1-h2c", Kind::Relay, Http::H1, Http::H2c),
+    system("pointsman-h1-h2c", Kind::Product, Http::H1, Http::H2c),
+    peer("haproxy-h1-h2c", Peer::Haproxy, Http::H2c),
+    system("relay-h2c-h2c", Kind::Relay, Http::H2c, Http::H2c),
+    system("pointsman-h2c-h2c", Kind::Product, Http::H2c, Http::H2c),
+    peer("nginx", Peer::Nginx, Http::H1),
+    peer("envoy", Peer::Envoy, Http::H1),
+    peer("envoy-h1-h2c", Peer::Envoy, Http::H2c),
+    peer("pingora", Peer::Pingora, Http::H1),
+    peer("sglang-router", Peer::SglangRouter, Http::H1),
+    peer("vllm-router", Peer::VllmRouter, Http::H1),
 ];
 
 impl System {
@@ -112,25 +105,7 @@ impl fmt::Display for Peer {
     }
 }
 
-impl Wire {
-    /// As the load client's `--http` wants it.
-    pub(super) fn client_flag(self) -> &'static str {
-        match self {
-            Self::H1 => "h1",
-            Self::H2c => "h2",
-        }
-    }
-
-    /// As in the names of systems, and as the relay's flags want it.
-    pub(super) fn name(self) -> &'static str {
-        match self {
-            Self::H1 => "h1",
-            Self::H2c => "h2c",
-        }
-    }
-}
-
-const fn system(name: &'static str, kind: Kind, client: Wire, engine: Wire) -> System {
+const fn system(name: &'static str, kind: Kind, client: Http, engine: Http) -> System {
     System {
         name,
         kind,
@@ -139,8 +114,8 @@ const fn system(name: &'static str, kind: Kind, client: Wire, engine: Wire) -> S
     }
 }
 
-const fn peer(name: &'static str, peer: Peer, engine: Wire) -> System {
-    system(name, Kind::Peer(peer), Wire::H1, engine)
+const fn peer(name: &'static str, peer: Peer, engine: Http) -> System {
+    system(name, Kind::Peer(peer), Http::H1, engine)
 }
 
 #[cfg(test)]
@@ -156,8 +131,8 @@ mod tests {
                 Kind::Direct => assert_eq!(system.name, format!("direct-{}", system.client.name())),
                 Kind::Relay | Kind::Product => assert!(system.name.ends_with(&pair)),
                 Kind::Peer(_) => {
-                    assert_eq!(system.client, Wire::H1);
-                    assert_eq!(system.name.ends_with("-h1-h2c"), system.engine == Wire::H2c);
+                    assert_eq!(system.client, Http::H1);
+                    assert_eq!(system.name.ends_with("-h1-h2c"), system.engine == Http::H2c);
                 }
             }
         }

@@ -1,13 +1,14 @@
 //! What goes over the connections of a run: requests out, answers in, and what their ends mean.
 
+use super::Mode;
 use super::drive::{Drive, connected};
 use super::exchange::{Exchange, Failure};
 use super::link::{Heard, Link, Speaks, State, connect};
-use super::{Http, Mode};
 use crate::bare::turn::Ready;
 use crate::bare::wire::Fill;
 use crate::h2::frame::{MOST_PAYLOAD, code, put_reset, put_window_update};
 use crate::h2::session::Session;
+use crate::protocol::Http;
 use crate::sys::monotonic_ns;
 
 impl Drive {
@@ -156,7 +157,7 @@ impl Drive {
     }
 
     fn serve_if_http2(&mut self, number: usize) {
-        if self.args.http == Http::H2 {
+        if self.args.http == Http::H2c {
             self.serve(number);
         }
     }

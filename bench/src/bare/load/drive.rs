@@ -13,10 +13,11 @@ use super::report::{self, Window};
 use super::request::Requests;
 use super::tally::Tally;
 use super::window::{Order, Plan, read_orders};
-use super::{Args, Http, Mode};
+use super::{Args, Mode};
 use crate::bare::turn::{Ready, Turn};
 use crate::bare::wire::Moved;
 use crate::load::CpuTimes;
+use crate::protocol::Http;
 use crate::sys::monotonic_ns;
 
 /// The standard input's number among what is watched.
@@ -81,7 +82,7 @@ impl Drive {
         }
         let each = match args.http {
             Http::H1 => 1,
-            Http::H2 => args.streams_per_conn,
+            Http::H2c => args.streams_per_conn,
         };
         let worker = |number: usize| Worker {
             link: number / each,

@@ -14,11 +14,12 @@ use socket2::SockRef;
 
 use super::link::{Heard, Speaks};
 use super::request::{Request, Requests};
-use super::{Args, Http, report};
+use super::{Args, report};
 use crate::bare::words::{Ask, Pace};
 use crate::h1::body::{Decoder, Piece};
 use crate::h1::head::parse_response;
 use crate::h2::frame::{code, put_reset};
+use crate::protocol::Http;
 use crate::stamp::Scanner;
 use crate::sys::monotonic_ns;
 
@@ -79,7 +80,7 @@ pub(super) fn run(args: &Args) -> anyhow::Result<()> {
         ("reset_us", Leaving::Reset),
         ("prefill_us", Leaving::Prefill),
     ] {
-        if leaving == Leaving::Reset && args.http == Http::H2 {
+        if leaving == Leaving::Reset && args.http == Http::H2c {
             continue;
         }
         let noticed = trials(args, leaving, &mut figures)?;

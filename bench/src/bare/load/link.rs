@@ -6,13 +6,13 @@ use std::net::{SocketAddr, TcpStream};
 
 use socket2::{Domain, Socket, Type};
 
-use super::Http;
 use super::request::Memory;
 use crate::bare::wire::Wire;
 use crate::h1::body::{Decoder, Piece};
 use crate::h1::head::{Framing, parse_response};
 use crate::h2::ByStream;
 use crate::h2::session::{End, Event, Session};
+use crate::protocol::Http;
 
 /// A connection, open or not.
 pub(super) struct Link {
@@ -116,7 +116,7 @@ impl Speaks {
     pub(super) fn new(http: Http) -> Self {
         match http {
             Http::H1 => Self::Http1(Http1::default()),
-            Http::H2 => Self::Http2(Box::new(Http2 {
+            Http::H2c => Self::Http2(Box::new(Http2 {
                 session: Session::new(End::Client, 0),
                 memory: Memory::None,
                 workers: ByStream::default(),

@@ -25,6 +25,7 @@ mod tally;
 mod window;
 
 use super::words::{Pace, SHORTEST_ANSWER};
+use crate::protocol::Http;
 
 /// Longest time that an argument may ask for: a day, in seconds.
 const MOST_S: f64 = 86_400.0;
@@ -114,16 +115,6 @@ pub struct Args {
     /// A word repeated in the report.
     #[arg(long, default_value = "")]
     pub label: String,
-}
-
-/// The version of HTTP.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum Http {
-    /// HTTP/1.1.
-    H1,
-    /// Cleartext HTTP/2 by prior knowledge.
-    #[value(alias = "h2c")]
-    H2,
 }
 
 /// What a run does.

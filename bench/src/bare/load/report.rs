@@ -6,9 +6,10 @@ use hdrhistogram::Histogram;
 use serde_json::{Map, Value, json};
 
 use super::tally::Tally;
-use super::{Args, Http, Mode};
+use super::{Args, Mode};
 use crate::bare::wire::Moved;
 use crate::load::CpuTimes;
+use crate::protocol::Http;
 
 /// A window that is over.
 pub(super) struct Window {

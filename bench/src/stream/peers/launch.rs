@@ -7,7 +7,8 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, ensure};
 
 use super::Installed;
-use crate::stream::system::{Peer, Wire};
+use crate::protocol::Http;
+use crate::stream::system::Peer;
 
 const HAPROXY: &str = include_str!("../../../peers/haproxy.cfg");
 const NGINX: &str = include_str!("../../../peers/nginx.conf");
@@ -33,7 +34,7 @@ pub(in crate::stream) struct Place<'a> {
     pub(in crate::stream) listen: SocketAddr,
     pub(in crate::stream) engine: SocketAddr,
     /// What it speaks to the engine.
-    pub(in crate::stream) wire: Wire,
+    pub(in crate::stream) wire: Http,
     /// A free port for pages of its own.
     pub(in crate::stream) admin_port: u16,
     /// Whether it sends a request again whose reused connection was closed.
@@ -109,8 +110,8 @@ fn router(module: &str, level: &str, concurrent: &str, place: Place<'_>) -> Vec<
 
 fn haproxy(place: Place<'_>) -> anyhow::Result<String> {
     let protocol = match place.wire {
-        Wire::H1 => "",
-        Wire::H2c => "proto h2",
+        Http::H1 => "",
+        Http::H2c => "proto h2",
     };
     let retries = if place.retries { HAPROXY_RETRIES } else { "" };
     filled(
@@ -126,7 +127,7 @@ fn haproxy(place: Place<'_>) -> anyhow::Result<String> {
 
 fn nginx(place: Place<'_>) -> anyhow::Result<String> {
     ensure!(
-        place.wire == Wire::H1,
+        place.wire == Http::H1,
         "nginx speaks no HTTP/2 to the servers behind it"
     );
     let folder = place.folder.to_string_lossy();
@@ -143,8 +144,8 @@ fn nginx(place: Place<'_>) -> anyhow::Result<String> {
 
 fn envoy(place: Place<'_>) -> anyhow::Result<String> {
     let protocol = match place.wire {
-        Wire::H1 => "",
-        Wire::H2c => ENVOY_HTTP2,
+        Http::H1 => "",
+        Http::H2c => ENVOY_HTTP2,
     };
     filled(
         ENVOY,
@@ -174,7 +175,7 @@ mod tests {
     use super::*;
     use crate::stream::peers::Version;
 
-    fn place(folder: &Path, wire: Wire, retries: bool) -> Place<'_> {
+    fn place(folder: &Path, wire: Http, retries: bool) -> Place<'_> {
         Place {
             folder,
             listen: "127.0.0.1:4001".parse().unwrap(),
@@ -195,7 +196,7 @@ mod tests {
     fn every_configuration_is_filled_in_to_the_last_place() {
         let folder = Path::new("/folder");
         for retries in [false, true] {
-            let place = place(folder, Wire::H1, retries);
+            let place = place(folder, Http::H1, retries);
             let texts = [haproxy(place), nginx(place), envoy(place)].map(Result::unwrap);
             for text in &texts {
                 let left = said(text).replace("\"@type\"", "");
@@ -211,7 +212,7 @@ mod tests {
     #[test]
     fn http2_goes_to_the_engine_only_where_it_is_asked_for() {
         let folder = Path::new("/folder");
-        for (wire, is_http2) in [(Wire::H1, false), (Wire::H2c, true)] {
+        for (wire, is_http2) in [(Http::H1, false), (Http::H2c, true)] {
             let place = place(folder, wire, false);
             assert_eq!(
                 said(&haproxy(place).unwrap()).contains("proto h2"),
@@ -231,7 +232,7 @@ mod tests {
             version: Version::pinned("1"),
         };
         let line = |peer: Peer, retries: bool| {
-            let place = place(folder.path(), Wire::H1, retries);
+            let place = place(folder.path(), Http::H1, retries);
             let launch = launch(peer, &installed, place).unwrap();
             assert_eq!(launch.program, Path::new("/bin/peer"));
             let words = launch.arguments.iter().map(|word| word.to_str().unwrap());
