@@ -29,9 +29,9 @@ mod state;
 mod step;
 mod switches;
 
-pub use crate::bare::engine::Http;
+pub use crate::bare::engine::{Emission, Http};
 pub use curve::Curve;
-pub use settings::{Args, Emission, Settings};
+pub use settings::{Args, Settings};
 pub use state::Engine;
 pub use switches::Switches;
 

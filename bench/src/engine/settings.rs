@@ -3,9 +3,8 @@
 use std::net::SocketAddr;
 
 use anyhow::ensure;
-use clap::ValueEnum;
 
-use super::{Curve, Http};
+use super::{Curve, Emission, Http};
 
 /// Mock engines: their addresses, latency, capacity and limits.
 ///
@@ -83,15 +82,6 @@ pub struct Args {
     /// Switches at the start, a JSON object as POST /mock/set takes it.
     #[arg(long, default_value = "{}")]
     pub set: String,
-}
-
-/// How the tokens of several streams lie in time.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum Emission {
-    /// Each stream keeps its own pace.
-    Even,
-    /// All streams' tokens come out on one step grid, as a batching engine's do.
-    Burst,
 }
 
 /// The checked settings that all engines of a process share.

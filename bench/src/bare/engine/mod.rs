@@ -77,7 +77,8 @@ pub enum Http {
 pub enum Emission {
     /// Each stream keeps its own pace from its start.
     Even,
-    /// Streams of one pace come out together, on multiples of it, as a batching engine's do.
+    /// Streams come out together, on one grid of steps, as a batching engine's do; a bare engine has
+    /// a grid for each pace, its multiples.
     Burst,
 }
 
