@@ -11,6 +11,7 @@ pub mod batching;
 pub mod engine;
 pub mod h1;
 pub mod h2;
+pub mod io_driver;
 pub mod load;
 pub mod profile;
 pub mod protocol;

@@ -16,9 +16,8 @@ use std::net::SocketAddr;
 use std::rc::Rc;
 
 use anyhow::{Context, bail};
-use clap::ValueEnum;
 use monoio::net::{ListenerOpts, TcpListener, TcpStream};
-use pointsman_proxy::{config, driver};
+use pointsman_proxy::driver;
 
 mod body;
 mod engine1;
@@ -27,6 +26,7 @@ mod from_http1;
 mod from_http2;
 mod line;
 
+use crate::io_driver::IoDriver;
 use crate::protocol::Http;
 pub(crate) use body::send_all;
 
@@ -58,18 +58,6 @@ pub struct Args {
     pub engine_streams: usize,
 }
 
-/// How the kernel is asked.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum IoDriver {
-    /// io_uring where it works, else epoll.
-    Auto,
-    /// io_uring.
-    #[value(name = "io_uring", alias = "io-uring")]
-    IoUring,
-    /// epoll.
-    Epoll,
-}
-
 /// Relays until the process is ended.
 ///
 /// # Errors
@@ -85,16 +73,6 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     // The product's own runtime, down to the ring's flags: what it costs is in the floor too.
     let (driver, mut runtime) = driver::runtime(args.io_driver.into()).context("--io-driver")?;
     runtime.block_on(serve(args.clone(), driver.io_driver().name()))
-}
-
-impl From<IoDriver> for config::IoDriver {
-    fn from(wanted: IoDriver) -> Self {
-        match wanted {
-            IoDriver::Auto => Self::Auto,
-            IoDriver::IoUring => Self::IoUring,
-            IoDriver::Epoll => Self::Epoll,
-        }
-    }
 }
 
 async fn serve(args: Args, io_driver: &str) -> anyhow::Result<()> {

@@ -34,6 +34,7 @@ mod window;
 
 pub use args::Args;
 
+use crate::io_driver::IoDriver;
 use ledger::{Ledger, Taken};
 use peers::{Installed, Missing};
 use plan::{Clock, Step, judge};
@@ -48,7 +49,7 @@ struct Setting {
     own: PathBuf,
     /// The product.
     proxy: PathBuf,
-    io_driver: String,
+    io_driver: IoDriver,
     peers: BTreeMap<Peer, Installed>,
     cores: Cores,
     spans: Spans,
@@ -192,7 +193,7 @@ fn setting(args: &Args, systems: &[&'static System]) -> anyhow::Result<Setting> 
     Ok(Setting {
         own,
         proxy,
-        io_driver: args.io_driver.clone(),
+        io_driver: args.io_driver,
         peers,
         cores: cores(args, &allowed_cores())?,
         spans: args.spans(),

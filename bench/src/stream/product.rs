@@ -16,6 +16,7 @@ use pointsman_shm::{Error, boottime_ns};
 use tokio::task::JoinHandle;
 
 use super::peers::filled;
+use crate::io_driver::IoDriver;
 use crate::protocol::Http;
 
 const CONFIGURATION: &str = include_str!("../../peers/pointsman.toml");
@@ -40,12 +41,12 @@ impl Drop for Published {
 }
 
 /// Writes the configuration into a folder and returns its text's path.
-pub(super) fn configure(folder: &Path, io_driver: &str) -> anyhow::Result<std::path::PathBuf> {
+pub(super) fn configure(folder: &Path, io_driver: IoDriver) -> anyhow::Result<std::path::PathBuf> {
     let quoted = |name: &str| serde_json::Value::from(folder.join(name).to_string_lossy());
     let text = filled(
         CONFIGURATION,
         &[
-            ("IO_DRIVER", io_driver),
+            ("IO_DRIVER", io_driver.name()),
             ("RUN_DIR", &quoted("run").to_string()),
             ("STATE_DIR", &quoted("state").to_string()),
         ],
@@ -186,7 +187,7 @@ mod tests {
     #[test]
     fn the_configuration_is_one_that_the_proxy_takes_and_is_of_the_policys_frontend() {
         let folder = tempfile::tempdir().unwrap();
-        let path = configure(folder.path(), "auto").unwrap();
+        let path = configure(folder.path(), IoDriver::Auto).unwrap();
         let config = config::load(&path, Host { cores: 2 }).unwrap();
         assert_eq!((config.frontend.as_str(), config.shards), (FRONTEND, 1));
         assert_eq!(

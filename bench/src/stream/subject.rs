@@ -100,7 +100,7 @@ async fn relay(
         "--engine",
         &engine,
         "--io-driver",
-        &setting.io_driver,
+        setting.io_driver.name(),
     ];
     let mut process = Process::start(&start, arguments)?;
     let ready = process.line(READY_WITHIN).await?;
@@ -115,7 +115,7 @@ async fn own_product(
     folder: &Path,
 ) -> anyhow::Result<Subject> {
     let policy = product::publish(folder, engine, system.engine).await?;
-    let config = product::configure(folder, &setting.io_driver)?;
+    let config = product::configure(folder, setting.io_driver)?;
     let start = start("pointsman-proxy", &setting.proxy, setting, folder);
     let arguments = ["run".as_ref(), "--config".as_ref(), config.as_os_str()];
     let mut process = Process::start(&start, arguments)?;

@@ -28,6 +28,7 @@ mod table;
 mod traffic;
 
 use crate::alarm::Alarm;
+use crate::io_driver::IoDriver;
 use checks::Verdicts;
 use screen::Screen;
 use stage::Stage;
@@ -50,9 +51,9 @@ pub struct Args {
     /// Folder of pointsman-solver and pointsman-proxy; by default this program's own.
     #[arg(long, value_name = "DIR")]
     pub bin_dir: Option<PathBuf>,
-    /// The proxies' I/O driver: auto, io_uring or epoll.
-    #[arg(long, default_value = "auto")]
-    pub io_driver: String,
+    /// The proxies' I/O driver.
+    #[arg(long, value_enum, default_value = "auto")]
+    pub io_driver: IoDriver,
     /// Seed of the arrivals.
     #[arg(long, default_value_t = 1)]
     pub seed: u64,
@@ -64,11 +65,6 @@ pub struct Args {
 /// Runs the world until its checks are done or somebody ends it. An error means that it could not
 /// run, or that a check failed.
 pub async fn run(args: Args) -> anyhow::Result<()> {
-    ensure!(
-        ["auto", "io_uring", "epoll"].contains(&args.io_driver.as_str()),
-        "--io-driver: {:?} is none of auto, io_uring, epoll",
-        args.io_driver
-    );
     ensure!(
         args.engine_running > 0,
         "--engine-running: must be at least 1"

@@ -4,6 +4,8 @@ use std::fmt::Write;
 use std::net::SocketAddr;
 use std::path::Path;
 
+use crate::io_driver::IoDriver;
+
 /// Tokens of an answer.
 pub(super) const OUTPUT_TOKENS: u64 = 16;
 /// Tokens of a prompt as planned; users' streams carry no usage, so the plan's figure stands.
@@ -180,7 +182,8 @@ pub(super) fn rps_capacity(rps: f64) -> String {
 }
 
 /// A proxy's file.
-pub(super) fn proxy(frontend: &str, folder: &Path, io_driver: &str) -> String {
+pub(super) fn proxy(frontend: &str, folder: &Path, io_driver: IoDriver) -> String {
+    let io_driver = io_driver.name();
     format!(
         "frontend = \"{frontend}\"\nlisten = [\"127.0.0.1:0\"]\nadmin = \"127.0.0.1:0\"\n\
          shards = 1\npin = false\nio_driver = \"{io_driver}\"\nrun_dir = {:?}\nstate_dir = {:?}\n",

@@ -14,6 +14,7 @@ use super::scene::{self, Demand, Scene};
 use super::table::View;
 use super::traffic::Traffic;
 use super::{Args, READY_WITHIN, address_in, fetch};
+use crate::io_driver::IoDriver;
 use crate::load::{Call, Template};
 
 /// Bytes of a user's request.
@@ -25,7 +26,7 @@ const LOOK_EVERY: Duration = Duration::from_millis(250);
 pub(super) struct Stage<'a> {
     pub(super) folder: &'a Folder,
     bin_dir: PathBuf,
-    io_driver: String,
+    io_driver: IoDriver,
     pub(super) scene: Scene,
     pub(super) engines: BTreeMap<String, Child>,
     pub(super) engine_addresses: BTreeMap<String, SocketAddr>,
@@ -56,7 +57,7 @@ impl<'a> Stage<'a> {
         Ok(Self {
             folder,
             bin_dir,
-            io_driver: args.io_driver.clone(),
+            io_driver: args.io_driver,
             scene,
             engines: BTreeMap::new(),
             engine_addresses: BTreeMap::new(),
@@ -237,7 +238,7 @@ impl<'a> Stage<'a> {
         let mut addresses = Vec::new();
         for frontend in &self.scene.frontends {
             let name = format!("proxy-{}", frontend.name);
-            let text = scene::proxy(&frontend.name, self.folder.path(), &self.io_driver);
+            let text = scene::proxy(&frontend.name, self.folder.path(), self.io_driver);
             let config = self.folder.write(&format!("{name}.toml"), &text)?;
             let arguments: [&Path; 3] = ["run".as_ref(), "--config".as_ref(), &config];
             let child = Child::start(&name, &program, arguments, self.folder).await?;
