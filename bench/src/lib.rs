@@ -13,6 +13,7 @@ pub mod h1;
 pub mod h2;
 pub mod io_driver;
 pub mod load;
+mod proc;
 pub mod profile;
 pub mod protocol;
 pub mod relay;

@@ -21,7 +21,6 @@ mod client;
 mod ledger;
 mod peers;
 mod plan;
-mod proc;
 mod process;
 mod product;
 mod report;
@@ -35,6 +34,7 @@ mod window;
 pub use args::Args;
 
 use crate::io_driver::IoDriver;
+use crate::proc;
 use ledger::{Ledger, Taken};
 use peers::{Installed, Missing};
 use plan::{Clock, Step, judge};

@@ -15,8 +15,7 @@ use serde_json::Value;
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader, Lines};
 use tokio::process::{ChildStdin, ChildStdout, Command};
 
-use super::proc;
-use crate::sys;
+use crate::{proc, sys};
 
 /// Lines of a log that an error quotes.
 const QUOTED_LINES: usize = 8;

@@ -7,12 +7,13 @@ use std::time::Duration;
 use anyhow::{Context, bail, ensure};
 use serde_json::Value;
 
+use super::Setting;
 use super::peers::{Installed, Place, launch};
 use super::process::{Output, Process, Start};
 use super::product::{self, MODEL, Published};
 use super::system::{Kind, Peer, System};
-use super::{Setting, proc};
 use crate::load::{Call, Connection, Seen, Template};
+use crate::proc;
 use crate::protocol::Http;
 
 /// Longest wait for a process to be ready.

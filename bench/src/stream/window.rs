@@ -14,11 +14,11 @@ use super::Setting;
 use super::client::{self, Course, Ends};
 use super::ledger::Taken;
 use super::plan::Step;
-use super::proc::{self, HostTimes};
 use super::process::{Output, Process, Start};
 use super::shape::{Pace, Shape, Work};
 use super::subject::{Subject, listening};
 use super::system::{Peer, System};
+use crate::proc::{self, HostTimes};
 
 /// Longest silence of an instrument that should speak.
 const SPEAKS_WITHIN: Duration = Duration::from_secs(60);

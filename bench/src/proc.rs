@@ -14,16 +14,16 @@ const TICK_NS: u64 = 10_000_000;
 
 /// CPU time of the host up to one moment, in ns.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct HostTimes {
+pub(crate) struct HostTimes {
     /// Used by anybody on this host.
-    pub(super) busy_ns: u64,
+    pub(crate) busy_ns: u64,
     /// Wanted here and given to other guests of the machine.
-    pub(super) stolen_ns: u64,
+    pub(crate) stolen_ns: u64,
 }
 
 impl HostTimes {
     /// As it stands.
-    pub(super) fn now() -> Self {
+    pub(crate) fn now() -> Self {
         Self::parse(&fs::read_to_string("/proc/stat").unwrap_or_default())
     }
 
@@ -48,14 +48,14 @@ impl HostTimes {
 
 /// What others used between two moments, in cores; `ours_ns` is what the run's own processes used.
 /// The host counts in ticks and the processes exactly, so a small difference is none.
-pub(super) fn others_cores(from: HostTimes, to: HostTimes, ours_ns: u64, seconds: f64) -> f64 {
+pub(crate) fn others_cores(from: HostTimes, to: HostTimes, ours_ns: u64, seconds: f64) -> f64 {
     let busy_ns = to.busy_ns.saturating_sub(from.busy_ns);
     let stolen_ns = to.stolen_ns.saturating_sub(from.stolen_ns);
     (busy_ns.saturating_sub(ours_ns) + stolen_ns) as f64 / 1e9 / seconds.max(1e-9)
 }
 
 /// CPU time of processes, summed over their threads, in ns. One that has ended counts as 0.
-pub(super) fn cpu_ns(pids: &[u32]) -> u64 {
+pub(crate) fn cpu_ns(pids: &[u32]) -> u64 {
     let of_process = |&pid: &u32| {
         let threads = fs::read_dir(format!("/proc/{pid}/task")).into_iter();
         let texts = threads
@@ -76,7 +76,7 @@ fn run_ns(schedstat: &str) -> u64 {
 /// User memory of processes in KiB: the proportional set size, so that pages which several share
 /// count once; where the kernel does not say, the resident set. What the kernel holds for sockets
 /// is in neither.
-pub(super) fn memory_kib(pids: &[u32]) -> u64 {
+pub(crate) fn memory_kib(pids: &[u32]) -> u64 {
     let of_process = |&pid: &u32| {
         let read = |name: &str| fs::read_to_string(format!("/proc/{pid}/{name}"));
         let shared = read("smaps_rollup")
@@ -94,7 +94,7 @@ fn field_kib(text: &str, name: &str) -> Option<u64> {
 }
 
 /// Whether this process was started to ignore a signal, as nohup starts it.
-pub(super) fn ignores(signal: SignalKind) -> bool {
+pub(crate) fn ignores(signal: SignalKind) -> bool {
     let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
     is_in_mask(&status, "SigIgn:", signal)
 }
@@ -109,7 +109,7 @@ fn is_in_mask(status: &str, name: &str, signal: SignalKind) -> bool {
 }
 
 /// A process and all that descend from it, as they are now.
-pub(super) fn tree(root: u32) -> Vec<u32> {
+pub(crate) fn tree(root: u32) -> Vec<u32> {
     let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
     let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
     let parents: BTreeMap<u32, u32> = pids
