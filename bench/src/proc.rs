@@ -1,8 +1,8 @@
 //! What the kernel says of processes and of the host, from /proc.
 //!
-//! Not the load client's own reading of CPU times, which stands at the exact ends of its window:
-//! this is for what the client cannot see (which processes a subject has, their memory) and for
-//! what everybody else did meanwhile.
+//! Whoever measures asks here, at the moments that its window has: the load clients for CPU times,
+//! the benchmark of streams for what they cannot see (which processes a subject has, their memory)
+//! and for what everybody else did meanwhile.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -78,13 +78,18 @@ fn run_ns(schedstat: &str) -> u64 {
 /// is in neither.
 pub(crate) fn memory_kib(pids: &[u32]) -> u64 {
     let of_process = |&pid: &u32| {
-        let read = |name: &str| fs::read_to_string(format!("/proc/{pid}/{name}"));
-        let shared = read("smaps_rollup")
-            .ok()
-            .and_then(|text| field_kib(&text, "Pss:"));
-        shared.or_else(|| field_kib(&read("status").ok()?, "VmRSS:"))
+        let rollup = fs::read_to_string(format!("/proc/{pid}/smaps_rollup"));
+        let shared = rollup.ok().and_then(|text| field_kib(&text, "Pss:"));
+        shared.unwrap_or_else(|| resident_kib(pid))
     };
-    pids.iter().filter_map(of_process).sum()
+    pids.iter().map(of_process).sum()
+}
+
+/// Resident memory of a process in KiB, what it shares included; 0 when there is no such process.
+pub(crate) fn resident_kib(pid: u32) -> u64 {
+    let status = fs::read_to_string(format!("/proc/{pid}/status"));
+    let resident = status.ok().and_then(|text| field_kib(&text, "VmRSS:"));
+    resident.unwrap_or(0)
 }
 
 /// A field in kB, by its name at a line's start.
@@ -210,6 +215,8 @@ mod tests {
         let own = std::process::id();
         assert!(cpu_ns(&[own]) > 0);
         assert!(memory_kib(&[own]) > 0);
+        // The whole of shared pages counts here, a part of them there.
+        assert!(resident_kib(own) > 0);
         let mut child = std::process::Command::new("sleep")
             .arg("60")
             .spawn()

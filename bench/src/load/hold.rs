@@ -8,8 +8,9 @@ use std::time::Duration;
 use serde_json::{Value, json};
 use tokio::sync::Notify;
 
-use super::{Args, Connection, Seen, Template, host};
+use super::{Args, Connection, Seen, Template};
 use crate::alarm::Alarm;
+use crate::proc::resident_kib;
 use crate::sys::monotonic_ns;
 
 /// One hour: longer than any run.
@@ -89,5 +90,5 @@ async fn hold(args: &Args, request: &[u8], progress: &Progress) -> Option<()> {
 }
 
 fn memory_kib(args: &Args) -> u64 {
-    args.pid.iter().map(|&pid| host::resident_kib(pid)).sum()
+    args.pid.iter().map(|&pid| resident_kib(pid)).sum()
 }

@@ -11,9 +11,9 @@ use anyhow::{Context, ensure};
 
 mod args;
 mod connection;
+mod cpu;
 mod drive;
 mod hold;
-mod host;
 mod report;
 mod source;
 mod tally;
@@ -26,7 +26,7 @@ pub use template::{Call, Template};
 
 use crate::alarm::Alarm;
 use crate::sys::monotonic_ns;
-pub(crate) use host::CpuTimes;
+pub(crate) use cpu::CpuTimes;
 use report::Window;
 
 /// Runs the load and prints the report.

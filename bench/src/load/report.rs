@@ -3,7 +3,7 @@
 use hdrhistogram::Histogram;
 use serde_json::{Value, json};
 
-use super::host::CpuTimes;
+use super::cpu::CpuTimes;
 use super::tally::Tally;
 use super::{Args, Mode};
 
