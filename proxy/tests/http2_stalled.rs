@@ -28,6 +28,7 @@ both_drivers!(
     c01_the_end_of_an_answer_that_nobody_takes_is_reset,
     a_drain_waits_for_the_end_of_an_answer_as_long_as_it_may,
     a_drain_does_not_wait_for_a_client_that_takes_nothing,
+    a_drain_does_not_wait_for_a_client_that_has_all_and_is_silent,
 );
 
 /// An event of the size that engines send.
@@ -297,7 +298,7 @@ fn ends(conn: &mut FrameConn) -> (u32, u32) {
 fn c01_the_end_of_an_answer_that_nobody_takes_is_reset(driver: Driver) {
     const INITIAL_WINDOW: u16 = 4;
     // While something is owed a connection is not idle, however soon that would end it.
-    let more = "[timeouts]\nidle_ms = 2000\nkeepalive_ms = 100";
+    let more = "[timeouts]\nidle_ms = 4000\nkeepalive_ms = 100";
     let (proxy, mut conn) = untaken(driver, more);
     // Reads on, and takes no more of any answer.
     conn.send(&Frame::settings(&[(INITIAL_WINDOW, 0)]));
@@ -332,6 +333,20 @@ fn a_drain_does_not_wait_for_a_client_that_takes_nothing(driver: Driver) {
     let more = "drain_timeout_s = 3600\n[timeouts]\nidle_ms = 1500";
     let (mut proxy, conn) = untaken(driver, more);
     proxy.daemon.signal(libc::SIGTERM);
+    assert_eq!(proxy.daemon.exit(SOON).code(), Some(0));
+    drop(conn);
+}
+
+fn a_drain_does_not_wait_for_a_client_that_has_all_and_is_silent(driver: Driver) {
+    let engine = Engine::named("one");
+    let more = "drain_timeout_s = 3600";
+    let mut proxy = Proxy::configured(driver, &Draft::single(engine.address()), more);
+    let mut conn = FrameConn::connect(proxy.address, &[]);
+    conn.send(&Frame::chat(1, false));
+    conn.send(&Frame::data(1, UNARY, true));
+    conn.await_frame(|frame| frame.flags & END_STREAM != 0);
+    proxy.daemon.signal(libc::SIGTERM);
+    // It does not answer the PING by which it would show that it heard of the end.
     assert_eq!(proxy.daemon.exit(SOON).code(), Some(0));
     drop(conn);
 }

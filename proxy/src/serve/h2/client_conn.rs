@@ -161,17 +161,22 @@ impl ClientConn {
         // As good as gone, like a client that takes nothing while its request runs.
         let expired = self.tails.expire(now_ns, idle_ns);
         self.shard.metrics.client_cancels.add(expired);
-        if !self.is_idle() {
+        let writing_since_ns = self.line.writing_since_ns();
+        // What is with the line and not with the kernel is no less owed.
+        if !self.is_idle() || writing_since_ns.is_some() {
             self.idle_since_ns.set(now_ns);
         }
-        let is_stuck = self
-            .line
-            .writing_since_ns()
-            .is_some_and(|since_ns| now_ns.saturating_sub(since_ns) >= idle_ns);
+        let is_stuck =
+            writing_since_ns.is_some_and(|since_ns| now_ns.saturating_sub(since_ns) >= idle_ns);
         let unused_ns = now_ns.saturating_sub(self.idle_since_ns.get());
         let keepalive_ns = config.timeouts.keepalive_ms * 1_000_000;
-        // Told to leave and without a request for as long again, it is not waited for.
-        if is_stuck || self.phase.get() > Phase::Open && unused_ns >= 2 * keepalive_ns {
+        // Told to leave and without a request for as long again, it is not waited for; in a drain no
+        // longer than until the look after that, whether it has heard of it or not.
+        let leave_ns = match self.shard.is_draining() {
+            true => LOOK_NS,
+            false => 2 * keepalive_ns,
+        };
+        if is_stuck || self.phase.get() > Phase::Open && unused_ns >= leave_ns {
             return Poll::Ready(());
         }
         let age_ns = now_ns.saturating_sub(self.begun_ns);
