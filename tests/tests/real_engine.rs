@@ -24,6 +24,7 @@ use pointsman_tests::wait::{LONG, SOON, eventually};
 both_drivers!(
     the_openai_package_reads_the_same_text_as_straight_from_the_engine,
     the_openai_package_reads_the_same_text_over_tls_from_the_first_hop_to_the_last,
+    the_openai_package_reads_the_same_text_from_an_http2_engine,
     curl_reads_the_same_text_as_straight_from_the_engine,
     b09_streams_back_to_back_all_succeed,
     a02_curl_and_the_openai_package_see_a_broken_stream_break,
@@ -107,6 +108,35 @@ fn the_openai_package_reads_the_same_text_over_tls_from_the_first_hop_to_the_las
         serde_json::from_str::<serde_json::Value>(expected).unwrap()
     );
     proxy.await_rest();
+}
+
+/// llama.cpp speaks no HTTP/2: a second proxy before it does, and is the engine of the first.
+fn the_openai_package_reads_the_same_text_from_an_http2_engine(driver: Driver) {
+    let (_daemon, engine, behind) = served(driver);
+    let draft = Draft::new()
+        .engine("P", behind.address)
+        .route("tiny", &[("P", 1.0)])
+        .http2();
+    let proxy = Proxy::start(driver, &draft);
+    let urls = [
+        format!("http://{engine}"),
+        format!("http://{}", proxy.address),
+    ];
+    let finished = python_run("compare.py", &urls);
+    let expected = r#"{"compared":36,"models":["tiny"],"unknown":"model_not_found"}"#;
+    assert_eq!(
+        serde_json::from_str::<serde_json::Value>(&finished.stdout).unwrap(),
+        serde_json::from_str::<serde_json::Value>(expected).unwrap()
+    );
+    behind.await_metric("pointsman_proxy_attempts_total", &[], 36.0);
+    assert_eq!(
+        behind
+            .metrics()
+            .sum("pointsman_proxy_client_connections", &[]),
+        2.0
+    );
+    proxy.await_rest();
+    behind.await_rest();
 }
 
 fn curl_reads_the_same_text_as_straight_from_the_engine(driver: Driver) {
