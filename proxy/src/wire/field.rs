@@ -3,7 +3,7 @@
 //! The meaning is looked up once, when the head is parsed; the writers then only copy lines or
 //! leave them out. Some servers fold `_` into `-`. So a name in disguise (`Transfer_Encoding`), which
 //! would mean something with `-`, means that to nobody here and is not forwarded; one rule for heads
-//! and for trailers ([`is_name`]).
+//! and for trailers (`is_name`).
 
 use crate::wire::head::{HeadError, Span, span_in};
 
