@@ -148,6 +148,24 @@ mod tests {
         }
     }
 
+    /// What fuzzers once found, and what they began with.
+    #[test]
+    fn programs_that_are_kept_break_no_rule() {
+        let corpus = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("fuzz/corpus");
+        for (folder, run) in [
+            ("adapter_server", operate_as_server as fn(&[u8])),
+            ("adapter_client", operate_as_client),
+        ] {
+            let entries = std::fs::read_dir(corpus.join(folder)).unwrap();
+            let paths: Vec<_> = entries.map(|entry| entry.unwrap().path()).collect();
+            assert!(paths.len() > 3, "{folder}: {} programs", paths.len());
+            for path in paths {
+                eprintln!("{}", path.display());
+                run(&std::fs::read(path).unwrap());
+            }
+        }
+    }
+
     #[test]
     fn random_programs_break_no_rule_towards_clients() {
         programs(operate_as_server);
