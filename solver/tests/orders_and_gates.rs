@@ -21,13 +21,20 @@ struct World {
     now_s: u64,
     demand: [f64; 3],
     health: [Health; 3],
+    /// Engines beyond the three, which are always well.
+    others: usize,
     inputs: Inputs,
 }
 
 impl World {
     fn new() -> Self {
+        Self::of("", 0)
+    }
+
+    /// The three regions, and what `more` says of `others` engines.
+    fn of(more: &str, others: usize) -> Self {
         let text = include_str!("../../tests/data/three-regions.toml");
-        let text = text.replace("demand = \"configured\"", "demand = \"signals\"");
+        let text = text.replace("demand = \"configured\"", "demand = \"signals\"") + more;
         let topology = Topology::parse("three-regions.toml", &text).expect("good");
         let mut world = Self {
             state: TickState::new(&topology, 7),
@@ -35,6 +42,7 @@ impl World {
             now_s: 0,
             demand: DEMAND,
             health: [Health::Up; 3],
+            others,
             inputs: Inputs::default(),
         };
         for f in world.topology.frontend_ids() {
@@ -53,13 +61,16 @@ impl World {
     }
 
     fn settled_at(demand: [f64; 3]) -> Self {
-        let mut world = Self::new();
-        world.demand = demand;
+        Self::new().settle(demand)
+    }
+
+    fn settle(mut self, demand: [f64; 3]) -> Self {
+        self.demand = demand;
         for _ in 0..20 {
-            world.busy();
-            assert_eq!(world.pass().held, []);
+            self.busy();
+            assert_eq!(self.pass().held, []);
         }
-        world
+        self
     }
 
     /// Proxies handle what they are offered and succeed on every engine.
@@ -105,7 +116,9 @@ impl World {
             running: NonNegative::new(20.0),
             ..EngineSample::unknown(EngineId(e))
         };
-        self.inputs.engines = self.health.into_iter().enumerate().map(sample).collect();
+        let others = std::iter::repeat_n(Health::Up, self.others);
+        let health = self.health.into_iter().chain(others);
+        self.inputs.engines = health.enumerate().map(sample).collect();
         let outcome = tick(&self.topology, &mut self.state, &self.inputs);
         assert_eq!(outcome.status.name(), "optimal");
         for candidate in &outcome.candidates {
@@ -167,6 +180,53 @@ fn engines_that_vanish_while_proxies_succeed_are_held_until_they_are_seen_again(
     world.busy();
     assert_eq!(gates(&world.pass()), []);
     assert_eq!(world.weights(), before);
+}
+
+/// Two engines of ten requests/s beside the three of a hundred, a hundred and eighty.
+fn small_engines() -> String {
+    let mut text = String::new();
+    for name in ["D", "E"] {
+        text += &format!(
+            "\n[[engines]]\nname = \"{name}\"\nregion = \"a\"\nkind = \"flat\"\nmodels = [\"m\"]\n\
+             address = \"127.0.0.1:9004\"\n\
+             capacity = {{ rps = 10, prompt_tokens = 500, output_tokens = 100 }}\n"
+        );
+        for frontend in ["A", "B", "C"] {
+            text += &format!("[[rtt]]\nfrontend = \"{frontend}\"\nengine = \"{name}\"\nms = 70\n");
+        }
+    }
+    text
+}
+
+#[test]
+fn a_class_that_loses_much_of_its_capacity_is_held_though_few_engines_vanish() {
+    let mut world = World::of(&small_engines(), 2).settle(DEMAND);
+    let before = world.weights();
+    // One of five engines, and a third of what they can do.
+    world.health[0] = Health::Down;
+    for _ in 0..30 {
+        world.busy();
+        let outcome = world.pass();
+        assert_eq!(gates(&outcome), [Gate::CapacityVanished]);
+        let told = &outcome.held[0].detail;
+        assert!(
+            told.starts_with("33 % of the capacity of class \"chat\" cannot be asked")
+                && told.ends_with(": A"),
+            "{told}"
+        );
+        assert_eq!(outcome.held[0].gate.name(), "capacity_vanished");
+        assert_eq!(world.weights(), before);
+        assert_eq!(world.states()[0], PlannedState::Active);
+    }
+    world.health[0] = Health::Up;
+    world.busy();
+    assert_eq!(gates(&world.pass()), []);
+    // Of C go 80 of 300: neither three in ten of the engines nor of what they can do.
+    world.health[2] = Health::Down;
+    world.busy();
+    assert_eq!(gates(&world.pass()), []);
+    assert_eq!(world.states()[2], PlannedState::Out);
+    assert!(world.weights().iter().all(|w| w[2] == 0.0));
 }
 
 #[test]
