@@ -243,6 +243,20 @@ impl FrameConn {
         }
     }
 
+    /// Reads to the end of the connection: the code of the last GOAWAY before it.
+    ///
+    /// # Panics
+    /// When neither a frame nor the end comes for long.
+    pub fn ending(&mut self) -> Option<u32> {
+        let mut code = None;
+        while let Some(frame) = self.frame() {
+            if frame.kind == GOAWAY {
+                code = Some(frame.code());
+            }
+        }
+        code
+    }
+
     /// Reads until one request is whole: its stream and its body. Others may come between.
     ///
     /// # Panics
