@@ -37,6 +37,7 @@ both_drivers!(
     c10_an_answer_must_have_its_length,
     empty_frames_wear_no_connection_out,
     a_connection_is_replaced_after_its_share_of_requests,
+    a_connection_is_replaced_at_its_age,
     a_dead_engine_is_found_by_a_ping,
     nghttpd_serves_as_an_engine,
 );
@@ -195,6 +196,14 @@ fn ask_later(
 }
 
 fn c05_a_goaway_moves_only_what_was_not_begun(driver: Driver) {
+    for warns in [false, true] {
+        goes_away(driver, warns);
+    }
+}
+
+/// An engine that goes away in the middle of the first of three requests; one that `warns` says before
+/// that it will, and as yet takes all that it was asked.
+fn goes_away(driver: Driver, warns: bool) {
     let listener = listener();
     let standby = Engine2::named("standby");
     let draft = Draft::with_standby(listener.local_addr().unwrap(), standby.address()).http2();
@@ -208,6 +217,17 @@ fn c05_a_goaway_moves_only_what_was_not_begun(driver: Driver) {
     for _ in 0..2 {
         askers.push(ask_later(&proxy, chat(true)));
         conn.request();
+    }
+    if warns {
+        conn.send(&Frame::go_away(0x7fff_ffff, 0));
+        // What comes now comes on another connection, and what is here stays until more is known.
+        let later = ask_later(&proxy, post(CHAT, UNARY));
+        let mut anew = FrameConn::accept(&listener, Some(&[]));
+        let (stream, _) = anew.request();
+        anew.send(&Frame::head(stream, &[(":status", "200")], true));
+        assert_eq!(later.join().unwrap().status(), 200);
+        assert_eq!(standby.requests().len(), 0);
+        drop(anew);
     }
     conn.send(&Frame::go_away(first, 0));
     let moved: Vec<_> = askers
@@ -441,6 +461,18 @@ fn a_connection_is_replaced_after_its_share_of_requests(driver: Driver) {
     eventually(SOON, "worn connections end", || {
         (engine.open() == 0).then_some(())
     });
+}
+
+fn a_connection_is_replaced_at_its_age(driver: Driver) {
+    let engine = engine();
+    let draft = Draft::single(engine.address()).http2();
+    let proxy = Proxy::configured(driver, &draft, "[http2]\nengine_age_s = 1");
+    eventually(SOON, "a second connection", || {
+        assert_eq!(proxy.ask(post(CHAT, UNARY)).status(), 200);
+        (engine.connections() == 2).then_some(())
+    });
+    assert_eq!(engine.resets(), []);
+    proxy.await_metric("pointsman_proxy_retries_total", &[], 0.0);
 }
 
 fn a_dead_engine_is_found_by_a_ping(driver: Driver) {
