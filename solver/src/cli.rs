@@ -5,6 +5,7 @@ mod explain;
 pub mod fit;
 pub mod history;
 mod report;
+mod verify;
 mod what_if;
 
 use std::io::Write;
@@ -13,6 +14,7 @@ use std::path::{Path, PathBuf};
 
 use pointsman_shm::policy::Mode;
 
+use self::verify::Verified;
 use self::what_if::Without;
 use crate::compare::Rule;
 use crate::error::Error;
@@ -101,6 +103,10 @@ pub struct PlanArgs {
     /// Print JSON for programs instead of a table for people.
     #[arg(long)]
     pub json: bool,
+    /// Solve it by the other method too, say how much dearer the plan is, and fail where that is too
+    /// much; for fleets that the general program can solve in time.
+    #[arg(long, conflicts_with_all = ["settings", "without", "log"])]
+    pub verify: bool,
     /// Also with this in place of what the file says, such as `engines.B.capacity=120`; may be
     /// repeated.
     #[arg(long = "set", value_name = "PATH=VALUE")]
@@ -191,11 +197,16 @@ fn plan(args: &PlanArgs, out: &mut dyn Write) -> Result<(), Error> {
         &ground.solution,
     );
     let model_ms = optimise::model_ms(&ground.problem, &ground.solution);
+    let verified = args.verify.then(|| Verified::of(&ground)).transpose()?;
     let text = match args.json {
-        true => report::json(&topology, &plan, &ground.engines, model_ms),
-        false => report::table(&topology, &plan, model_ms),
+        true => report::json(&topology, &plan, &ground.engines, (model_ms, verified)),
+        false => {
+            let line = verified.map_or_else(String::new, |v| v.line());
+            report::table(&topology, &plan, model_ms) + &line
+        }
     };
-    write(out, &text)
+    write(out, &text)?;
+    verified.map_or(Ok(()), |verified| verified.judged())
 }
 
 /// The plan of a topology, and what it was made from.

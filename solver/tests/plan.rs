@@ -179,6 +179,51 @@ fn the_same_file_gives_the_same_bytes() {
 }
 
 #[test]
+fn a_plan_is_verified_by_the_other_method() {
+    for name in [
+        "three-regions.toml",
+        "opportunity.toml",
+        "marginal.toml",
+        "mix.toml",
+        "overload.toml",
+    ] {
+        let text = std::fs::read_to_string(data(name)).expect("the file");
+        let plain = plan(&data(name));
+        for (method, other) in [("network", "lp"), ("lp", "network")] {
+            let folder = tempfile::tempdir().expect("a folder");
+            let file = folder.path().join(name);
+            let line = format!("[solver]\nmethod = \"{method}\"\n");
+            std::fs::write(&file, text.replacen("[solver]\n", &line, 1)).expect("written");
+            let file = file.display().to_string();
+            let output = solver(&["plan", &file, "--verify", "--json"]);
+            assert_eq!(output.status.code(), Some(0), "{name}: {output:?}");
+            let plan: Value = serde_json::from_slice(&output.stdout).expect("JSON");
+            let verified = &plan["verified"];
+            assert_eq!(
+                (&plan["method"], &verified["method"]),
+                (&method.into(), &other.into())
+            );
+            let number = |key: &str| verified[key].as_f64().expect("a number");
+            assert!(number("gap").abs() < 1e-6, "{name}: {verified}");
+            let off = number("objective_ms_per_s") / objective(&plain) - 1.0;
+            assert!(off.abs() < 1e-6, "{name}: {verified}");
+            let output = solver(&["plan", &file, "--verify"]);
+            let told = String::from_utf8_lossy(&output.stdout).into_owned();
+            let last = told.lines().last().expect("a line");
+            assert!(
+                last.starts_with(&format!("verified by the method {other}: objective "))
+                    && last.contains("ms/s; the plan costs 0.0000 % "),
+                "{last}"
+            );
+        }
+    }
+    let file = data("three-regions.toml").display().to_string();
+    assert_eq!(plan(&data("three-regions.toml"))["verified"], Value::Null);
+    let refused = solver(&["plan", &file, "--verify", "--without", "each"]);
+    assert_eq!(refused.status.code(), Some(2), "{refused:?}");
+}
+
+#[test]
 fn check_says_good_or_what_is_wrong() {
     let good = solver(&["check", &data("three-regions.toml").display().to_string()]);
     assert_eq!(good.status.code(), Some(0));

@@ -7,6 +7,7 @@ use pointsman_shm::policy::Mode;
 use serde::Serialize;
 
 use super::mode_name;
+use super::verify::Verified;
 use crate::model::plan::{Plan, SourcePlan};
 use crate::model::problem::EngineNow;
 use crate::model::topology::{DemandSource, FrontendId, RouteId, Topology};
@@ -34,6 +35,8 @@ struct Report<'a> {
     rounds: usize,
     separability_error: f64,
     gap: f64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    verified: Option<Verified>,
     routes: Vec<RouteReport<'a>>,
     engines: Vec<EngineReport<'a>>,
     shed: Vec<ShedReport<'a>>,
@@ -107,7 +110,7 @@ pub(super) fn json(
     topology: &Topology,
     plan: &Plan,
     engines: &[EngineNow],
-    model_ms: f64,
+    (model_ms, verified): (f64, Option<Verified>),
 ) -> String {
     let routes = routes(topology, plan);
     let terms = &plan.terms;
@@ -128,6 +131,7 @@ pub(super) fn json(
         rounds: plan.rounds,
         separability_error: plan.separability_error,
         gap: plan.gap,
+        verified,
         routes: routes.iter().map(|r| route_report(topology, r)).collect(),
         engines: engine_reports(topology, plan, engines),
         shed: routes
