@@ -9,6 +9,7 @@ use pointsman_tests::client::{
     CHAT, Client, End, UNARY, assert_error, chat, post, post_head, post_with,
 };
 use pointsman_tests::engine::{Engine, Gate};
+use pointsman_tests::frames::FrameConn;
 use pointsman_tests::policy::Draft;
 use pointsman_tests::proxy::{Driver, Proxy};
 use pointsman_tests::wait::{SOON, eventually_equals};
@@ -28,6 +29,7 @@ both_drivers!(
     b16_one_host_reaches_the_engine,
     b17_paths_match_by_their_bytes,
     b19_large_heads_are_answered,
+    b21_noise_is_told_what_is_wrong_or_closed,
     pipelined_requests_are_answered_in_order,
     another_method_is_told_which_are_answered,
     stray_line_ends_are_no_request,
@@ -443,6 +445,37 @@ fn b19_large_heads_are_answered(driver: Driver) {
     });
     let proxy = Proxy::start(driver, &Draft::single(endless.address()));
     assert_error(&proxy.ask(chat(false)), 502, "engine_protocol");
+}
+
+fn b21_noise_is_told_what_is_wrong_or_closed(driver: Driver) {
+    let (engine, proxy) = named(driver);
+    for (begun, status) in [
+        ("GET / HTTP/1.1\r\nHost", 400),
+        ("GET / HTTP/3.0\r\nHost: x\r\n\r\n", 505),
+        ("get / http/1.1\r\nHost: x\r\n\r\n", 400),
+    ] {
+        let mut client = proxy.connect();
+        client.send(begun);
+        client.finish_writing();
+        assert_eq!(client.response().status(), status, "{begun:?}");
+        client.end();
+    }
+    // What is no request at all gets no answer: the greeting of TLS, and line ends without end.
+    let greeting = b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03".to_vec();
+    for noise in [greeting, b"\r\n".repeat(10_000)] {
+        let mut client = proxy.connect();
+        client.try_send(noise).ok();
+        client.end();
+    }
+    // Behind the preface of HTTP/2 there must be frames.
+    const FRAME_SIZE_ERROR: u32 = 6;
+    let mut conn = FrameConn::connect(proxy.address, &[]);
+    conn.raw(b"neither a frame nor anything else");
+    assert_eq!(conn.ending(), Some(FRAME_SIZE_ERROR));
+    assert_eq!(engine.connections(), 0);
+    assert_eq!(proxy.ask(chat(false)).status(), 200);
+    proxy.await_metric("pointsman_proxy_panics_total", &[], 0.0);
+    proxy.await_rest();
 }
 
 fn pipelined_requests_are_answered_in_order(driver: Driver) {
