@@ -5,7 +5,7 @@
 use pointsman_shm::policy::Protocol;
 use pointsman_tests::both_drivers;
 use pointsman_tests::client::{assert_error, chat};
-use pointsman_tests::engine::Engine;
+use pointsman_tests::engine::{Engine, Gate};
 use pointsman_tests::folder::Folder;
 use pointsman_tests::policy::{Draft, FRONTEND};
 use pointsman_tests::proxy::{Driver, Proxy};
@@ -21,6 +21,7 @@ both_drivers!(
     an_engine_that_cannot_prove_itself_gets_nothing,
     an_engine_that_refuses_our_certificate_is_named,
     a_token_changes_without_a_new_connection,
+    certificates_and_authorities_change_and_what_runs_goes_on,
     a_cut_inside_tls_is_no_end,
 );
 
@@ -185,6 +186,71 @@ fn a_token_changes_without_a_new_connection(driver: Driver) {
         (asked() == "Bearer sk-2").then_some(())
     });
     assert_eq!(engine.connections(), 1);
+}
+
+fn certificates_and_authorities_change_and_what_runs_goes_on(driver: Driver) {
+    let gate = Gate::new();
+    let held = gate.clone();
+    let engine = Engine::serving(move |conn, request| {
+        if request.text().contains("\"stream\"") {
+            conn.stream_head();
+            conn.chunk("data: first\n\n");
+            if conn.wait_at(&held) {
+                conn.chunk("data: last\n\n");
+                conn.end_stream();
+            }
+        } else {
+            conn.respond(200, "{}");
+        }
+    });
+    let (servers, clients, folder) = (
+        Authority::new("servers"),
+        Authority::new("clients"),
+        Folder::new(),
+    );
+    let rules = FrontRules {
+        clients: Some(&clients),
+        ..FrontRules::default()
+    };
+    let front = Front::start(engine.address(), &servers.leaf(&["engine.test"]), &rules);
+    // At first we show a certificate of an authority that the engine does not know.
+    let wrong = Authority::new("clients").leaf(&["proxy.test"]);
+    let (cert, key) = wrong.write(folder.path(), "own");
+    let own = format!("cert = \"{}\"\nkey = \"{}\"", cert.display(), key.display());
+    // A connection that nothing runs on ends soon, so that the next request greets anew.
+    let more = format!(
+        "{}[timeouts]\nengine_idle_ms = 100\n",
+        credential(&folder, &servers, &own)
+    );
+    let draft = secured(front.address(), "engine.test");
+    let proxy = Proxy::configured(driver, &draft, &more);
+    assert_error(&proxy.ask(chat(false)), 502, "engine_tls");
+    let _ = clients.leaf(&["proxy.test"]).write(folder.path(), "own");
+    let answered = |wanted: u16| {
+        eventually(SOON, "what was changed counts", || {
+            std::thread::sleep(Duration::from_millis(150));
+            (proxy.ask(chat(false)).status() == wanted).then_some(())
+        });
+    };
+    answered(200);
+    let mut client = proxy.connect();
+    client.send(chat(true));
+    let mut streamed = client.head();
+    client.read_ahead(10);
+    let ca = folder.path().join("engines.pem");
+    replace(&ca, &Authority::new("servers").pem());
+    answered(502);
+    replace(&ca, &servers.pem());
+    answered(200);
+    gate.open();
+    client.body(&mut streamed);
+    assert_eq!(
+        (streamed.text(), streamed.ending),
+        ("data: first\n\ndata: last\n\n", Ending::Complete),
+        "the stream outlived all changes"
+    );
+    drop(client);
+    proxy.await_rest();
 }
 
 fn a_cut_inside_tls_is_no_end(driver: Driver) {
