@@ -11,7 +11,8 @@
 //!     -- --nocapture --test-threads=1
 //! ```
 //!
-//! With POINTSMAN_COSTS_KEEP=FOLDER the profiles stay there, for callgrind_annotate.
+//! With POINTSMAN_COSTS_KEEP=FOLDER the profiles stay there, for callgrind_annotate; with
+//! POINTSMAN_COSTS_PAIRS=NAMES only those pairs run (`h1-h2c,h2c-h2c`).
 
 use std::path::Path;
 use std::time::Duration;
@@ -48,7 +49,14 @@ fn valgrind_counts_instructions_and_copies(driver: Driver) {
         "{:<9} {:<8} {:<13} {:>12} {:>12}",
         "driver", "pair", "of one", "instructions", "bytes copied"
     );
-    for pair in PAIRS {
+    let names = std::env::var("POINTSMAN_COSTS_PAIRS").unwrap_or_default();
+    let is_asked = |pair: &Pair| names.is_empty() || names.split(',').any(|one| one == pair.name());
+    let pairs: Vec<Pair> = PAIRS.into_iter().filter(is_asked).collect();
+    assert!(
+        !pairs.is_empty(),
+        "POINTSMAN_COSTS_PAIRS={names} names no pair"
+    );
+    for pair in pairs {
         for work in [Work::Burst, Work::Request] {
             let each = |tool: fn(Driver, Pair, Work, usize) -> u64| {
                 let (less, more) = (
