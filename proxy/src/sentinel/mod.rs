@@ -5,8 +5,10 @@
 //! should it stop, they serve on by what they have, and the policy's age says so. A panic in it is
 //! caught, counted and followed by a restart that backs off.
 //!
-//! It polls every few milliseconds. A wake-up by the writer would need a descriptor that both
-//! processes hold, for an adoption that nobody waits for.
+//! It polls: as often as requests in flight are to be summed, and seldom while there are none, because
+//! it shares a core with a shard where cores are few, and there each wake-up is some stream's delay. A
+//! wake-up by the writer would need a descriptor that both processes hold, for an adoption that nobody
+//! waits for.
 
 mod adopt;
 mod engines;
@@ -37,8 +39,10 @@ pub use load::HostLoad;
 use engines::{Seen, Verdict};
 use watch::{Look, Watch};
 
-/// Time between two looks at the region files.
-const LOOK: Duration = Duration::from_millis(4);
+/// Time between two looks at the region files while requests are in flight.
+const LOOK: Duration = Duration::from_nanos(LOAD_NS);
+/// The same while there are none. Until the next look the first requests are in no sum.
+const IDLE_LOOK: Duration = Duration::from_millis(50);
 /// Least time between two adoptions: a shard pays for each with cold caches.
 const ADOPT_NS: u64 = 10_000_000;
 /// Time between two sums of requests in flight.
@@ -130,7 +134,7 @@ impl Sentinel {
         let run = move || {
             supervise::supervise("sentinel", &process.sentinel_panics, || {
                 self.turn(monotonic_ns());
-                std::thread::sleep(LOOK);
+                std::thread::sleep(self.pause());
             });
         };
         std::thread::Builder::new()
@@ -153,6 +157,15 @@ impl Sentinel {
         if now_ns >= self.next_housekeeping_ns {
             self.next_housekeeping_ns = now_ns + HOUSEKEEPING_NS;
             self.housekeeping(now_ns);
+        }
+    }
+
+    /// Time until the next turn.
+    fn pause(&self) -> Duration {
+        let is_busy = |shard: &Arc<ShardMetrics>| shard.in_flight.value() > 0;
+        match self.shared.shards.iter().any(is_busy) {
+            true => LOOK,
+            false => IDLE_LOOK,
         }
     }
 

@@ -240,3 +240,14 @@ fn the_signals_file_grows_with_the_policy() {
     world.turn();
     assert_eq!(world.process.signals_errors.value(), 0);
 }
+
+#[test]
+fn wakes_seldom_while_nothing_is_in_flight() {
+    let world = World::new();
+    let shard = Arc::clone(&world.sentinel.shared.shards[0]);
+    assert_eq!(world.sentinel.pause(), IDLE_LOOK);
+    shard.in_flight.increment();
+    assert_eq!(world.sentinel.pause(), LOOK);
+    shard.in_flight.decrement();
+    assert_eq!(world.sentinel.pause(), IDLE_LOOK);
+}

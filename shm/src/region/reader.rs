@@ -48,8 +48,9 @@ impl Reader {
     /// Opens `<dir>/<kind>`; [`Error::Absent`] when the file is not there.
     pub fn open(dir: &Path, kind: Kind) -> Result<Reader, Error> {
         let path = dir.join(kind.file_name());
-        let boot = BootId::current()?;
+        // The file first: who waits for it to appear asks often.
         let (file, map, file_boot) = open_map(dir, &path, kind)?;
+        let boot = BootId::current()?;
         let (last, copy) = (None, Vec::new());
         Ok(Reader {
             path,
