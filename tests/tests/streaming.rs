@@ -257,6 +257,14 @@ fn a06_each_timer_minds_its_own_phase(driver: Driver) {
                     std::thread::sleep(Duration::from_millis(200));
                 }
             }
+            "comments" => {
+                conn.stream_head();
+                conn.chunk(token);
+                for _ in 0..20 {
+                    conn.chunk(": still at it\n\n");
+                    std::thread::sleep(Duration::from_millis(200));
+                }
+            }
             "stall" => {
                 conn.stream_head();
                 conn.chunk(token);
@@ -274,7 +282,14 @@ fn a06_each_timer_minds_its_own_phase(driver: Driver) {
     let proxy = Proxy::configured(driver, &Draft::single(engine.address()), TIMERS);
     let ask = |way: &str| proxy.ask(post_with(CHAT, &format!("X-Way: {way}\r\n"), STREAMED));
     let endings: Vec<(u16, Ending)> = std::thread::scope(|scope| {
-        let ways = ["slow token", "slow head", "steady", "stall", "silent"];
+        let ways = [
+            "slow token",
+            "slow head",
+            "steady",
+            "comments",
+            "stall",
+            "silent",
+        ];
         let asked: Vec<_> = ways
             .into_iter()
             .map(|way| scope.spawn(move || ask(way)))
@@ -288,10 +303,10 @@ fn a06_each_timer_minds_its_own_phase(driver: Driver) {
     let (whole, broken) = ((200, Ending::Complete), (200, Ending::Broken));
     assert_eq!(
         endings,
-        [whole, whole, whole, broken, (504, Ending::Complete)]
+        [whole, whole, whole, whole, broken, (504, Ending::Complete)]
     );
     for (outcome, count) in [
-        ("success", 3.0),
+        ("success", 4.0),
         ("stall", 1.0),
         ("first_byte_timeout", 1.0),
     ] {
