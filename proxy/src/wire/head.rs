@@ -176,7 +176,8 @@ impl HeadSearch {
     pub(crate) fn due(&mut self, buffer: &[u8]) -> bool {
         let from = self.scanned.saturating_sub(2).min(buffer.len());
         self.scanned = buffer.len();
-        let due = has_blank_line(&buffer[from..]) || buffer.len() >= self.next_try;
+        // The first look at a head always parses it, and looks for nothing.
+        let due = buffer.len() >= self.next_try || has_blank_line(&buffer[from..]);
         if due {
             self.next_try = buffer.len().saturating_mul(2);
         }
@@ -205,10 +206,17 @@ pub(crate) fn span_in(buffer: &[u8], part: &[u8]) -> Span {
     }
 }
 
-/// Every LF of a head must follow a CR; httparse alone would let a bare one pass.
+/// Every LF of a head must follow a CR; httparse alone would let a bare one pass. The fold has no
+/// branch, so it becomes a few vector instructions.
 pub(crate) fn check_line_ends(head: &[u8]) -> Result<(), HeadError> {
-    let bare = memchr_iter(b'\n', head).any(|at| at == 0 || head[at - 1] != b'\r');
-    if bare { Err(HeadError::Header) } else { Ok(()) }
+    let is_bare = |before: u8, byte: u8| u8::from(byte == b'\n') & u8::from(before != b'\r');
+    let pairs = head.iter().zip(head.get(1..).unwrap_or_default());
+    let bare = pairs.fold(0, |bare, (&before, &byte)| bare | is_bare(before, byte));
+    if bare != 0 || head.starts_with(b"\n") {
+        Err(HeadError::Header)
+    } else {
+        Ok(())
+    }
 }
 
 /// Bytes of empty lines at the start of `buffer`.
@@ -256,5 +264,15 @@ mod tests {
         assert_eq!(check_line_ends(b"a\r\nb\r\n\r\n"), Ok(()));
         assert_eq!(check_line_ends(b"a\r\nb\n\r\n"), Err(HeadError::Header));
         assert_eq!(check_line_ends(b"\na"), Err(HeadError::Header));
+        assert_eq!(check_line_ends(b"\n"), Err(HeadError::Header));
+        assert_eq!(check_line_ends(b""), Ok(()));
+        // Wherever it stands among the bytes that are looked at together.
+        let head = b"x: y\r\n".repeat(20);
+        assert_eq!(check_line_ends(&head), Ok(()));
+        for at in (0..head.len()).filter(|at| !matches!(head[*at], b'\r' | b'\n')) {
+            let mut bare = head.clone();
+            bare[at] = b'\n';
+            assert_eq!(check_line_ends(&bare), Err(HeadError::Header), "at {at}");
+        }
     }
 }

@@ -4,8 +4,6 @@
 //! left out and written anew. So exactly one framing line, one `Host` and one `x-request-id`
 //! leave, whatever came.
 
-use std::io::Write as _;
-
 use crate::wire::answer::connection_line;
 use crate::wire::field::{Field, Meaning};
 use crate::wire::framing::{RequestFraming, ResponseFraming};
@@ -125,7 +123,9 @@ pub fn write_response(
 ) -> Relay {
     let relay = Relay::new(head.framing, client.version);
     out.reserve(head.len + 256);
-    write!(out, "HTTP/1.1 {} ", head.status).expect("writing to memory cannot fail");
+    out.extend_from_slice(b"HTTP/1.1 ");
+    write_number::<10>(out, u64::from(head.status));
+    out.push(b' ');
     out.extend_from_slice(head.reason.of(buffer));
     out.extend_from_slice(b"\r\n");
     for field in &head.fields {
@@ -150,7 +150,8 @@ pub fn write_response(
 /// `len` must not be 0: that would be the last chunk.
 pub fn write_chunk_size(out: &mut Vec<u8>, len: usize) {
     debug_assert!(len > 0, "an empty chunk would end the body");
-    write!(out, "{len:x}\r\n").expect("writing to memory cannot fail");
+    write_number::<16>(out, len as u64);
+    out.extend_from_slice(b"\r\n");
 }
 
 /// The end of a chunked body without trailers.
@@ -167,11 +168,8 @@ pub fn write_last_chunk(out: &mut Vec<u8>, trailers: &[u8]) {
 const CHUNKED_LINE: &[u8] = b"transfer-encoding: chunked\r\n";
 
 /// A request's id: the client's where it is fit, else one made here.
-#[derive(Clone, Copy)]
-pub struct RequestId {
-    bytes: [u8; RequestId::MAX_LEN],
-    len: u8,
-}
+#[derive(Clone)]
+pub struct RequestId(Box<[u8]>);
 
 impl RequestId {
     /// Longest id kept.
@@ -191,35 +189,24 @@ impl RequestId {
     /// `random` in hex.
     #[must_use]
     pub fn made(random: u128) -> Self {
-        let mut id = Self {
-            bytes: [0; Self::MAX_LEN],
-            len: 32,
-        };
-        for (at, byte) in id.bytes[..32].iter_mut().enumerate() {
+        let mut digits = [0; 32];
+        for (at, byte) in digits.iter_mut().enumerate() {
             let digit = (random >> (124 - 4 * at)) as u8 & 15;
             *byte = b"0123456789abcdef"[usize::from(digit)];
         }
-        id
+        Self(digits.into())
     }
 
     /// The bytes.
     #[must_use]
     pub fn as_bytes(&self) -> &[u8] {
-        &self.bytes[..usize::from(self.len)]
+        &self.0
     }
 
     fn kept(value: &[u8]) -> Option<Self> {
         let fit =
             (1..=Self::MAX_LEN).contains(&value.len()) && value.iter().all(u8::is_ascii_graphic);
-        if !fit {
-            return None;
-        }
-        let mut id = Self {
-            bytes: [0; Self::MAX_LEN],
-            len: value.len() as u8,
-        };
-        id.bytes[..value.len()].copy_from_slice(value);
-        Some(id)
+        fit.then(|| Self(value.into()))
     }
 }
 
@@ -251,7 +238,25 @@ fn write_request_id(out: &mut Vec<u8>, id: &RequestId) {
 }
 
 fn write_length(out: &mut Vec<u8>, length: u64) {
-    write!(out, "content-length: {length}\r\n").expect("writing to memory cannot fail");
+    out.extend_from_slice(b"content-length: ");
+    write_number::<10>(out, length);
+    out.extend_from_slice(b"\r\n");
+}
+
+/// Appends a number's digits, without the machinery of formatting: it stands in every head.
+fn write_number<const BASE: u64>(out: &mut Vec<u8>, mut number: u64) {
+    const { assert!(BASE >= 10 && BASE <= 16, "at most twenty of sixteen digits") };
+    let mut digits = [0; 20];
+    let mut start = digits.len();
+    loop {
+        start -= 1;
+        digits[start] = b"0123456789abcdef"[(number % BASE) as usize];
+        number /= BASE;
+        if number == 0 {
+            break;
+        }
+    }
+    out.extend_from_slice(&digits[start..]);
 }
 
 #[cfg(test)]
@@ -302,6 +307,19 @@ mod tests {
         let mut out = Vec::new();
         let relay = write_response(&mut out, &head, text.as_bytes(), &client);
         (String::from_utf8(out).unwrap(), relay)
+    }
+
+    #[test]
+    fn numbers_are_written_as_they_are_formatted() {
+        let powers = (0..64).map(|shift| 1_u64 << shift);
+        let numbers = powers.flat_map(|power| [power - 1, power, power + 1]);
+        for number in numbers.chain([99, 100, 101, 999_999_999, u64::MAX]) {
+            let (mut decimal, mut hex) = (Vec::new(), Vec::new());
+            write_number::<10>(&mut decimal, number);
+            write_number::<16>(&mut hex, number);
+            assert_eq!(decimal, format!("{number}").into_bytes());
+            assert_eq!(hex, format!("{number:x}").into_bytes());
+        }
     }
 
     #[test]

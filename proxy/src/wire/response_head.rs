@@ -3,7 +3,7 @@
 //! As strict as the request side: an engine whose framing is in doubt gets its connection closed
 //! and its client a 502, never a guess.
 
-use memchr::memmem;
+use memchr::memchr;
 
 use crate::wire::field::{self, Field, Meaning, apply_connection, fields_of};
 use crate::wire::framing::{self, RequestFraming, ResponseFraming};
@@ -178,7 +178,7 @@ fn is_event_stream(fields: &[Field], head: &[u8]) -> bool {
     let Some(value) = field::find(fields, head, "content-type") else {
         return false;
     };
-    let end = memmem::find(value, b";").unwrap_or(value.len());
+    let end = memchr(b';', value).unwrap_or(value.len());
     field::trim(&value[..end]).eq_ignore_ascii_case(b"text/event-stream")
 }
 

@@ -6,7 +6,10 @@
 //! with the few that matter. This is a measurement, not a parser: on data that is no JSON it finds
 //! nothing.
 
+use std::sync::LazyLock;
+
 use memchr::memchr_iter;
+use memchr::memmem::Finder;
 use sonic_rs::JsonValueTrait;
 
 use super::{Event, StreamError, Usage};
@@ -40,14 +43,30 @@ pub(super) fn read_event(data: &[u8], named_error: bool) -> Event {
 /// Token counts in a whole JSON answer: the `usage` of a request that did not stream.
 #[must_use]
 pub fn usage_of_body(body: &[u8]) -> Option<Usage> {
+    // Before the object begins nothing counts, and nearly all of an answer stands before it.
+    let mut rest = body;
+    loop {
+        rest = &rest[USAGE_FINDER.find(rest)?..];
+        let value = &rest[USAGE_KEY.len()..];
+        if skip_white(value).starts_with(b"{") {
+            break;
+        }
+        rest = value;
+    }
     let mut counts = Counts::default();
-    for colon in memchr_iter(b':', body) {
-        if let Some(key) = key_before(&body[..colon]) {
-            counts.note(key, skip_white(&body[colon + 1..]));
+    for colon in memchr_iter(b':', rest) {
+        if let Some(key) = key_before(&rest[..colon]) {
+            counts.note(key, skip_white(&rest[colon + 1..]));
         }
     }
     counts.usage()
 }
+
+/// The key of the object with token counts, as it stands before its value.
+const USAGE_KEY: &[u8] = b"\"usage\":";
+
+/// Finds it; made once, because that costs more than to look through a small answer.
+static USAGE_FINDER: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new(USAGE_KEY));
 
 /// What the keys of one event say.
 #[derive(Default)]
@@ -190,7 +209,11 @@ fn number(value: &[u8]) -> Option<u64> {
         .iter()
         .take_while(|byte| byte.is_ascii_digit())
         .count();
-    std::str::from_utf8(&value[..digits]).ok()?.parse().ok()
+    let add = |number: u64, &digit: &u8| {
+        let tens = number.checked_mul(10)?;
+        tens.checked_add(u64::from(digit - b'0'))
+    };
+    (digits > 0).then(|| value[..digits].iter().try_fold(0, add))?
 }
 
 /// The code of an error event, in the shapes engines use. Errors are rare: here a value is built.

@@ -278,6 +278,11 @@ fn usage_of_every_shape() {
     );
     assert_eq!(usage_of_body(b"{\"error\":1}"), None);
     assert_eq!(usage_of_body(b""), None);
+    // Text that quotes the key, a key without an object, and counts before it, are none.
+    let quoted = r#"{"prompt_tokens":9,"text":"\"usage\":{}","usage":null,"usage": {"prompt_tokens":4,
+        "completion_tokens":18446744073709551616}}"#;
+    let usage = usage_of_body(quoted.as_bytes()).unwrap();
+    assert_eq!((usage.prompt, usage.output), (Some(4), None));
 }
 
 proptest! {
