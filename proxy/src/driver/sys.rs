@@ -21,6 +21,21 @@ const FAULT_SIGNALS: [i32; 6] = [
     libc::SIGSYS,
 ];
 
+/// Nanoseconds on the clock that never goes back, and stands still while the machine sleeps.
+#[must_use]
+pub fn monotonic_ns() -> u64 {
+    let mut time = libc::timespec {
+        tv_sec: 0,
+        tv_nsec: 0,
+    };
+    // SAFETY: the pointer is to a live local.
+    let failed = unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut time) } != 0;
+    // Every Linux has this clock, and the pointer is good.
+    debug_assert!(!failed, "CLOCK_MONOTONIC is there");
+    let (seconds, nanoseconds) = (time.tv_sec.unsigned_abs(), time.tv_nsec.unsigned_abs());
+    seconds * 1_000_000_000 + nanoseconds
+}
+
 /// Cores that the process may run on, by rising number; empty when the kernel does not say.
 #[must_use]
 pub fn allowed_cores() -> Vec<usize> {
