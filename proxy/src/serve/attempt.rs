@@ -153,12 +153,14 @@ impl Attempt {
                 if !may_open(&shard.metrics, &self.engine) {
                     return Err(NotOpened::Full);
                 }
-                let socket = self.connect(client).await?;
+                // Boxed, as all that is rare on the way: most requests find a connection.
+                let socket = Box::pin(self.connect(client)).await?;
                 shard.pools.opened(&self.engine, socket)
             }
         };
         // After the connect, during which a body that another engine had may be let go.
-        let request = sending.http1(&self.engine).ok_or(NotOpened::LetGo)?;
+        let request = sending.http1(&self.engine, &shard.buffers);
+        let request = request.ok_or(NotOpened::LetGo)?;
         let begun_ns = monotonic_ns();
         let exchanged = exchange(
             client,
@@ -166,7 +168,7 @@ impl Attempt {
             request,
             &shard.limits,
             shard.patience.first_byte_ns,
-            shard.buffers.take(),
+            &shard.buffers,
         );
         let no_answer = match exchanged.await {
             Ok(answer) => {
@@ -243,11 +245,9 @@ impl Attempt {
             Err(Interrupt::Due) => return Err(NotOpened::Full),
             Err(interrupt) => return Err(NotOpened::Interrupted(interrupt)),
         };
-        let socket = self.connect(client).await?;
+        let socket = Box::pin(self.connect(client)).await?;
         // Nothing was sent yet: a failure is one of the socket's.
-        let (slot, driver) = shard
-            .pools2
-            .begin(ticket, socket)
+        let (slot, driver) = Box::pin(shard.pools2.begin(ticket, socket))
             .await
             .map_err(|_| NotOpened::Failed(AttemptEnd::ClosedBeforeSend, Connection::Fresh))?;
         monoio::spawn(guarded(Rc::clone(shard), driver));

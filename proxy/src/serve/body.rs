@@ -2,7 +2,8 @@
 //!
 //! Pieces are counted against the shard's budget from the moment their memory is taken to the
 //! cut-off, or to the request's end where that comes first. A piece goes to an engine's socket by
-//! reference; only small bodies are copied, beside the head, so that both leave in one write.
+//! reference; only small bodies are copied, beside the head, so that both leave in one write. Some
+//! pieces are kept for the next bodies, in memory that no body needs.
 //!
 //! Memory that only serves a second try is worth less than a new request: past half of the budget
 //! the largest bodies that were already sent whole are let go. Their requests run on, and can no
@@ -20,10 +21,13 @@ use crate::error::Error;
 use crate::wire::framing::RequestFraming;
 
 /// Memory of one piece.
-const PIECE: usize = 64 * 1024;
+pub(crate) const PIECE: usize = 64 * 1024;
 
 /// Least memory of a piece that is not the last.
 const LEAST: usize = 4 * 1024;
+
+/// Most empty pieces kept.
+const SPARE: usize = 64;
 
 /// A shard's memory for bodies.
 pub(crate) struct Budget {
@@ -35,6 +39,8 @@ pub(crate) struct Budget {
     holders: RefCell<Vec<Weak<Holder>>>,
     /// How many of them were broken off.
     given_up: Cell<u64>,
+    /// Empty pieces, which with what is used are at most half of it all.
+    spare: RefCell<Vec<BytesMut>>,
 }
 
 /// A request's whole body.
@@ -76,6 +82,7 @@ impl Budget {
             holds: RefCell::default(),
             holders: RefCell::default(),
             given_up: Cell::new(0),
+            spare: RefCell::default(),
         })
     }
 
@@ -125,7 +132,31 @@ impl Budget {
         true
     }
 
+    /// An empty piece to read into. It counts when a body takes it.
+    pub(crate) fn blank(&self) -> BytesMut {
+        let spare = self.spare.borrow_mut().pop();
+        spare.unwrap_or_else(|| BytesMut::with_capacity(PIECE))
+    }
+
+    /// Keeps a piece that nobody needs for the next who does, where there is memory for that.
+    pub(crate) fn keep(&self, mut piece: BytesMut) {
+        let mut spare = self.spare.borrow_mut();
+        let kept = (spare.len() + 1) * PIECE;
+        piece.clear();
+        if piece.capacity() == PIECE
+            && spare.len() < SPARE
+            && self.used.get() + kept <= self.limit / 2
+        {
+            spare.push(piece);
+        }
+    }
+
     pub(super) fn reserve(&self, count: usize) -> bool {
+        let mut spare = self.spare.borrow_mut();
+        if self.used.get() + count + spare.len() * PIECE > self.limit / 2 {
+            spare.clear();
+        }
+        drop(spare);
         while self.used.get() + count > self.limit / 2 && self.let_go_of_largest() {}
         let used = self.used.get() + count;
         if used > self.limit {
@@ -146,8 +177,15 @@ impl Budget {
 
     fn let_go(&self, hold: &Hold) {
         hold.state.set(State::LetGo);
-        hold.pieces.borrow_mut().clear();
         self.release(hold);
+        for piece in hold.pieces.borrow_mut().drain(..) {
+            // One that is still on its way to an engine is freed when it is there.
+            if piece.len() > PIECE / 2
+                && let Ok(piece) = piece.try_into_mut()
+            {
+                self.keep(piece);
+            }
+        }
     }
 
     /// Lets the largest sent body go; false when there is none.
@@ -235,6 +273,23 @@ impl Body {
         Ok(())
     }
 
+    /// Appends a piece that was read at once. One that is not half full is copied: its memory would
+    /// be counted for little.
+    pub(crate) fn push_piece(&mut self, piece: BytesMut, expected: usize) -> Result<(), Error> {
+        if piece.len() <= PIECE / 2 {
+            let pushed = self.push(&piece, expected);
+            self.budget.keep(piece);
+            return pushed;
+        }
+        self.reserve(piece.capacity())?;
+        let before = std::mem::take(&mut self.filling);
+        self.length += piece.len();
+        let mut pieces = self.hold.pieces.borrow_mut();
+        pieces.extend((!before.is_empty()).then(|| before.freeze()));
+        pieces.push(piece.freeze());
+        Ok(())
+    }
+
     /// Ends the body: from here on it is only read.
     pub(crate) fn finish(&mut self) {
         let last = std::mem::take(&mut self.filling);
@@ -281,6 +336,11 @@ impl Body {
         self.hold.pieces.borrow().get(index).cloned()
     }
 
+    /// Looks at all pieces, in order; complete after [`Self::finish`].
+    pub(crate) fn look<T>(&self, look: impl FnOnce(&[Bytes]) -> T) -> T {
+        look(&self.hold.pieces.borrow())
+    }
+
     /// Whether it is all there, so that it can be sent.
     pub(crate) fn is_whole(&self) -> bool {
         self.flow.as_ref().is_none_or(|flow| flow.is_whole())
@@ -305,21 +365,26 @@ impl Body {
 
     fn start_piece(&mut self, expected: usize) -> Result<(), Error> {
         let capacity = expected.clamp(1, PIECE);
-        if !self.budget.reserve(capacity) {
-            return Err(Error::OutOfBuffers);
-        }
-        self.hold.reserved.set(self.hold.reserved.get() + capacity);
+        self.reserve(capacity)?;
         let full = std::mem::replace(&mut self.filling, BytesMut::with_capacity(capacity));
         if !full.is_empty() {
             self.hold.pieces.borrow_mut().push(full.freeze());
         }
         Ok(())
     }
+
+    fn reserve(&self, count: usize) -> Result<(), Error> {
+        if !self.budget.reserve(count) {
+            return Err(Error::OutOfBuffers);
+        }
+        self.hold.reserved.set(self.hold.reserved.get() + count);
+        Ok(())
+    }
 }
 
 impl Drop for Body {
     fn drop(&mut self) {
-        self.budget.release(&self.hold);
+        self.budget.let_go(&self.hold);
     }
 }
 
@@ -406,6 +471,65 @@ mod tests {
             most = most.max(budget.used() - body.len());
         }
         assert!(most <= PIECE, "{most} bytes more than arrived");
+    }
+
+    /// A piece with so many bytes in it, as a read leaves it.
+    fn read(budget: &Budget, length: usize) -> BytesMut {
+        let mut piece = budget.blank();
+        piece.extend_from_slice(&vec![7; length]);
+        piece
+    }
+
+    #[test]
+    fn a_read_that_fills_its_piece_is_not_copied_and_the_piece_is_used_again() {
+        let budget = Budget::new(10_000_000);
+        let mut body = Body::new(&budget);
+        body.push(b"ab", 0).unwrap();
+        let piece = read(&budget, PIECE / 2 + 1);
+        let address = piece.as_ptr();
+        body.push_piece(piece, 0).unwrap();
+        assert_eq!(budget.used(), LEAST + PIECE);
+        // Half a piece is less than the memory for it is worth.
+        body.push_piece(read(&budget, PIECE / 2), 0).unwrap();
+        body.push(b"c", 0).unwrap();
+        body.finish();
+        assert_eq!(body.len(), PIECE + 4);
+        let bytes = all(&body);
+        assert!(bytes.starts_with(b"ab\x07") && bytes.ends_with(b"\x07c"));
+        assert_eq!(bytes.len(), body.len());
+        assert_eq!(body.piece(1).unwrap().as_ptr(), address);
+        let held = body.piece(1).unwrap();
+        drop(body);
+        assert_eq!(budget.used(), 0);
+        assert_ne!(budget.blank().as_ptr(), address, "it is still held");
+        drop(held);
+
+        let mut body = Body::new(&budget);
+        let piece = read(&budget, PIECE);
+        let address = piece.as_ptr();
+        body.push_piece(piece, 0).unwrap();
+        body.finish();
+        body.let_go();
+        let again = budget.blank();
+        assert_eq!((again.as_ptr(), again.len()), (address, 0));
+        assert_eq!(again.capacity(), PIECE);
+    }
+
+    #[test]
+    fn spare_pieces_never_take_memory_from_bodies() {
+        let budget = Budget::new(8 * PIECE);
+        let pieces: Vec<BytesMut> = (0..8).map(|_| budget.blank()).collect();
+        pieces.into_iter().for_each(|piece| budget.keep(piece));
+        assert_eq!(budget.spare.borrow().len(), 4, "half of the memory");
+        let body = sized(&budget, 1).unwrap();
+        assert_eq!(budget.spare.borrow().len(), 0);
+        budget.keep(budget.blank());
+        assert_eq!(budget.spare.borrow().len(), 1);
+        drop(body);
+        let large = Budget::new(1 << 30);
+        let pieces: Vec<BytesMut> = (0..SPARE + 1).map(|_| large.blank()).collect();
+        pieces.into_iter().for_each(|piece| large.keep(piece));
+        assert_eq!(large.spare.borrow().len(), SPARE);
     }
 
     #[test]

@@ -210,6 +210,22 @@ impl Client {
         .await
     }
 
+    /// Waits for more bytes from the client; those of a socket go to `take`, which has room for
+    /// `room` of them and does not wait.
+    pub(crate) async fn take(
+        &mut self,
+        mut take: impl FnMut(&Socket) -> io::Result<usize>,
+        room: usize,
+    ) -> Result<Filled, Ring> {
+        poll_fn(|context| {
+            if let Poll::Ready(filled) = self.inbound.poll_take(&mut take, room, context) {
+                return Poll::Ready(Ok(filled));
+            }
+            self.alarm.poll(context).map(Err)
+        })
+        .await
+    }
+
     /// Writes all of `buffer` to the client and gives it back; `ends` says that its answer ends with
     /// it. A client that cannot be written to is one that left.
     pub(crate) async fn write(

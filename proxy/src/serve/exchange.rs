@@ -4,7 +4,7 @@
 //! it, and its answer must not wait for, or be lost to, the rest of the upload.
 
 use std::future::poll_fn;
-use std::io;
+use std::io::{self, IoSlice};
 use std::pin::pin;
 use std::rc::Rc;
 use std::task::Poll;
@@ -12,9 +12,10 @@ use std::task::Poll;
 use monoio::buf::SliceMut;
 
 use super::body::Body;
+use super::buffers::Buffers;
 use super::client::{Client, Interrupt};
 use super::flow::Flow;
-use super::sys::Socket;
+use super::sys::{Socket, is_transient};
 use crate::clock::monotonic_ns;
 use crate::wire::framing::RequestFraming;
 use crate::wire::head::{HeadLimits, HeadSearch};
@@ -66,7 +67,7 @@ enum Step {
 /// Bytes of one read from an engine.
 pub(crate) const READ_BYTES: usize = 16 * 1024;
 
-/// Sends `request` and reads until the answer's head is there. The first-byte deadline runs from
+/// Sends `request` and reads until the answer's head is there, both in memory of `buffers`. The first-byte deadline runs from
 /// the moment the request is sent; sending itself may take as long.
 pub(crate) async fn exchange(
     client: &mut Client,
@@ -74,19 +75,18 @@ pub(crate) async fn exchange(
     request: Outgoing<'_>,
     limits: &HeadLimits,
     first_byte_ns: u64,
-    mut bytes: Vec<u8>,
+    buffers: &Buffers,
 ) -> Result<Answer, NoAnswer> {
     let body = request.body;
-    let mut sending = pin!(send(socket, request));
+    let mut sending = pin!(send(socket, request, buffers));
     let mut is_sending = true;
     let mut sent_ns = None;
     let mut heard = false;
     let mut search = HeadSearch::default();
     let mut interim_bytes = 0;
-    bytes.clear();
     let mut pace = Pace::of(body, first_byte_ns);
     client.set_deadline(monotonic_ns() + pace.wait_ns);
-    let mut reading = pin!(read_more(socket, bytes));
+    let mut reading = pin!(read_more(socket, buffers.take()));
     loop {
         let step = poll_fn(|context| {
             if is_sending && let Poll::Ready(result) = sending.as_mut().poll(context) {
@@ -183,12 +183,20 @@ fn parse_final(
     }
 }
 
-async fn send(socket: &Socket, request: Outgoing<'_>) -> io::Result<()> {
+async fn send(socket: &Socket, request: Outgoing<'_>, buffers: &Buffers) -> io::Result<()> {
     // Before the first await: from here on the body stays whole.
     if let Some(body) = request.body {
         body.begin_send();
+        if body.flow().is_none() && !socket.is_secure() {
+            send_whole(socket, &request.head, body).await?;
+            body.end_send();
+            buffers.put(request.head);
+            return Ok(());
+        }
     }
-    socket.write_all(request.head).await.0?;
+    let (sent, head) = socket.write_all(request.head).await;
+    buffers.put(head);
+    sent?;
     if let Some(body) = request.body {
         let is_chunked = body.framing() == RequestFraming::Chunked;
         let mut index = 0;
@@ -214,6 +222,47 @@ async fn send(socket: &Socket, request: Outgoing<'_>) -> io::Result<()> {
     }
     Ok(())
 }
+
+/// Sends a head and the body that is there behind it, in as few calls as the kernel has room for:
+/// where nothing has to be waited for, one.
+async fn send_whole(socket: &Socket, head: &[u8], body: &Body) -> io::Result<()> {
+    let length = head.len() + body.len();
+    let mut sent = 0;
+    while sent < length {
+        match give(socket, head, body, sent) {
+            Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+            Ok(count) => sent += count,
+            Err(error) if is_transient(&error) => socket.writable().await?,
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
+}
+
+/// Gives the kernel what stands behind the first `sent` bytes of a head and its body, as much as it
+/// takes now.
+fn give(socket: &Socket, head: &[u8], body: &Body, sent: usize) -> io::Result<usize> {
+    body.look(|pieces| {
+        let mut parts: [IoSlice<'_>; PARTS] = std::array::from_fn(|_| IoSlice::new(&[]));
+        let (mut skipped, mut count) = (sent, 0);
+        for part in std::iter::once(head).chain(pieces.iter().map(|piece| &**piece)) {
+            let rest = part.get(skipped..).unwrap_or_default();
+            skipped = skipped.saturating_sub(part.len());
+            if rest.is_empty() {
+                continue;
+            }
+            if count == PARTS {
+                break;
+            }
+            parts[count] = IoSlice::new(rest);
+            count += 1;
+        }
+        socket.give_parts(&parts[..count])
+    })
+}
+
+/// Parts that are given to the kernel in one call: a megabyte, which is more than it takes.
+const PARTS: usize = 16;
 
 /// Reads behind what `bytes` holds, never more than [`READ_BYTES`]: a buffer that grew by what was
 /// put around the last piece would take a larger piece next time, and grow again.
@@ -264,7 +313,7 @@ mod tests {
             outgoing,
             &limits,
             u64::MAX / 2,
-            Vec::new(),
+            &Buffers::default(),
         )
         .await;
         drop(socket);

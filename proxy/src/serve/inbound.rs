@@ -6,6 +6,8 @@
 //! arrive during an answer (pipelined requests) are taken up to a bound, so that the end behind
 //! them is seen too and no wait ever spins on data that nobody takes.
 
+use std::cell::Cell;
+use std::future::poll_fn;
 use std::io;
 use std::pin::Pin;
 use std::rc::Rc;
@@ -19,13 +21,29 @@ use super::sys::{Socket, is_transient};
 pub(crate) struct Inbound {
     socket: Rc<Socket>,
     input: Input,
-    wait: Option<Pin<Box<dyn Future<Output = io::Result<()>>>>>,
+    wait: Option<Wait>,
     end: Option<End>,
+    /// Takes that may still follow the last wait without another.
+    takes: u32,
+    /// The last take filled its room, so there may be more.
+    is_more_likely: bool,
     /// Heads among the bytes read ahead of their use.
     heads_ahead: usize,
     /// The time to the next look at a client that is not read.
     look: Option<Pin<Box<dyn Future<Output = ()>>>>,
 }
+
+/// Waits for a socket to be readable, as often as is asked: a connection waits for every request and
+/// through every answer, so the memory of a wait is kept for the next.
+struct Wait {
+    /// Never ends; what it waited for is there when `is_over`.
+    waiting: Pin<Box<dyn Future<Output = ()>>>,
+    is_over: Rc<Cell<bool>>,
+}
+
+/// Takes in a row without a wait between them: a client that sends faster than it is read is not the
+/// only one of its shard.
+const TAKES: u32 = 4;
 
 /// Time between two looks at a client that is not read.
 const LOOK: Duration = Duration::from_millis(100);
@@ -68,6 +86,8 @@ impl Inbound {
             input: Input::default(),
             wait: None,
             end: None,
+            takes: 0,
+            is_more_likely: false,
             heads_ahead: 0,
             look: None,
         }
@@ -104,8 +124,35 @@ impl Inbound {
             if !self.input.has_room(limit) {
                 return Poll::Ready(Filled::Full);
             }
-            ready!(self.poll_readable(context));
-            if let Some(filled) = self.take(limit) {
+            ready!(self.poll_takeable(context));
+            let room = self.input.room(limit);
+            let size = room.len();
+            let taken = self.socket.take(room);
+            if let Ok(count) = taken {
+                self.input.filled_more(count);
+            }
+            if let Some(filled) = self.took(taken, size) {
+                return Poll::Ready(filled);
+            }
+        }
+    }
+
+    /// Waits until bytes arrived and lets `take` have them, past the memory here, in which nothing may
+    /// wait then. `take` does not wait itself, and has room for `room` bytes.
+    pub(crate) fn poll_take(
+        &mut self,
+        take: &mut impl FnMut(&Socket) -> io::Result<usize>,
+        room: usize,
+        context: &mut Context<'_>,
+    ) -> Poll<Filled> {
+        debug_assert!(self.input.is_empty(), "what waits here comes first");
+        loop {
+            if let Some(end) = self.end {
+                return Poll::Ready(Filled::Ended(end));
+            }
+            ready!(self.poll_takeable(context));
+            let taken = take(&self.socket);
+            if let Some(filled) = self.took(taken, room) {
                 return Poll::Ready(filled);
             }
         }
@@ -150,24 +197,34 @@ impl Inbound {
         }
     }
 
-    fn poll_readable(&mut self, context: &mut Context<'_>) -> Poll<()> {
-        let socket = &self.socket;
-        let wait = self.wait.get_or_insert_with(|| {
-            let socket = Rc::clone(socket);
-            Box::pin(async move { socket.readable().await })
-        });
-        // A failed wait is looked into by the take that follows.
-        let _ = ready!(wait.as_mut().poll(context));
-        self.wait = None;
+    /// Ready when a take is worth its call.
+    fn poll_takeable(&mut self, context: &mut Context<'_>) -> Poll<()> {
+        if std::mem::take(&mut self.is_more_likely) && self.takes > 0 {
+            self.takes -= 1;
+            return Poll::Ready(());
+        }
+        ready!(self.poll_readable(context));
+        self.takes = TAKES;
         Poll::Ready(())
     }
 
-    /// Takes what has arrived; nothing when the readiness was a false alarm.
-    fn take(&mut self, limit: usize) -> Option<Filled> {
-        let end = match self.socket.take(self.input.room(limit)) {
+    fn poll_readable(&mut self, context: &mut Context<'_>) -> Poll<()> {
+        let socket = &self.socket;
+        let wait = self.wait.get_or_insert_with(|| Wait::on(socket));
+        let polled = wait.waiting.as_mut().poll(context);
+        debug_assert!(polled.is_pending(), "it waits for ever");
+        match wait.is_over.take() {
+            true => Poll::Ready(()),
+            false => Poll::Pending,
+        }
+    }
+
+    /// What a take with so much room came to; nothing when there was nothing to take.
+    fn took(&mut self, taken: io::Result<usize>, room: usize) -> Option<Filled> {
+        let end = match taken {
             Ok(0) => End::Finished,
             Ok(count) => {
-                self.input.filled_more(count);
+                self.is_more_likely = count == room;
                 return Some(Filled::More);
             }
             Err(error) if is_transient(&error) => return None,
@@ -178,9 +235,30 @@ impl Inbound {
     }
 }
 
+impl Wait {
+    fn on(socket: &Rc<Socket>) -> Self {
+        let (socket, is_over) = (Rc::clone(socket), Rc::new(Cell::new(false)));
+        let over = Rc::clone(&is_over);
+        let waiting = Box::pin(async move {
+            loop {
+                // A failed wait is looked into by the take that follows.
+                let _ = socket.readable().await;
+                over.set(true);
+                // The next wait begins when it is asked for.
+                let mut is_asked = false;
+                poll_fn(|_| match std::mem::replace(&mut is_asked, true) {
+                    true => Poll::Ready(()),
+                    false => Poll::Pending,
+                })
+                .await;
+            }
+        });
+        Self { waiting, is_over }
+    }
+}
+
 #[cfg(test)]
 mod tests {
-    use std::future::poll_fn;
     use std::io::Write as _;
     use std::time::Duration;
 

@@ -1,9 +1,11 @@
 //! What a client sends of its requests: over a socket of its own, or on a stream among many.
 
+use std::io;
 use std::task::{Context, Poll};
 
 use super::h2::BodyIn;
 use super::inbound::{Filled, Inbound};
+use super::sys::Socket;
 
 /// The client's sending side.
 pub(crate) enum Incoming {
@@ -58,6 +60,20 @@ impl Incoming {
     pub(crate) fn poll_fill(&mut self, limit: usize, context: &mut Context<'_>) -> Poll<Filled> {
         match self {
             Self::Socket(inbound) => inbound.poll_fill(limit, context),
+            Self::Stream(body) => body.poll_fill(context),
+        }
+    }
+
+    /// As [`Self::poll_fill`], but lets `take`, which has room for `room` bytes, have what comes on a
+    /// socket. What comes on a stream has memory of its own.
+    pub(crate) fn poll_take(
+        &mut self,
+        take: &mut impl FnMut(&Socket) -> io::Result<usize>,
+        room: usize,
+        context: &mut Context<'_>,
+    ) -> Poll<Filled> {
+        match self {
+            Self::Socket(inbound) => inbound.poll_take(take, room, context),
             Self::Stream(body) => body.poll_fill(context),
         }
     }

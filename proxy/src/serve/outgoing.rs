@@ -5,6 +5,7 @@ use http::uri::Scheme;
 use pointsman_shm::policy::{Features, Protocol};
 
 use super::body::Body;
+use super::buffers::Buffers;
 use super::engines::EngineView;
 use super::exchange::Outgoing;
 use super::h2::Answers;
@@ -35,13 +36,13 @@ pub(crate) struct Sending<'a> {
 }
 
 impl<'a> Sending<'a> {
-    /// The request in HTTP/1.1; none when its body was let go.
-    pub(crate) fn http1(&self, engine: &EngineView) -> Option<Outgoing<'a>> {
+    /// The request in HTTP/1.1, in memory of `buffers`; none when its body was let go.
+    pub(crate) fn http1(&self, engine: &EngineView, buffers: &Buffers) -> Option<Outgoing<'a>> {
         let body = self.body;
         if !body.is_whole() {
             return None;
         }
-        let mut out = Vec::with_capacity(self.head.len + 256 + body.len().min(BESIDE_HEAD));
+        let mut out = buffers.take();
         let request = EngineRequest {
             authority: &engine.authority,
             framing: body.framing(),

@@ -37,7 +37,7 @@ pub(crate) struct Story<'a> {
     pub(super) head: &'a RequestHead,
     /// What the head was parsed from.
     pub(super) bytes: &'a [u8],
-    pub(super) id: Box<RequestId>,
+    pub(super) id: RequestId,
     pub(super) started_ns: u64,
     pub(super) upload: Upload,
     /// The body, where it goes on while it arrives.
@@ -90,7 +90,7 @@ pub(crate) async fn run(
         shard,
         head,
         bytes,
-        id: Box::new(RequestId::choose(head, bytes, random)),
+        id: RequestId::choose(head, bytes, random),
         started_ns,
         upload: Upload::new(head, bytes, client.is_stream()),
         flow: None,
@@ -170,7 +170,7 @@ impl Story<'_> {
     async fn prepare(&mut self, endpoint: Endpoints) -> Result<(Target, Body)> {
         let expects = self.head.expects_continue;
         if let Some(facts) = self.facts_of_head()? {
-            return self.routed_by_head(endpoint, &facts).await;
+            return Box::pin(self.routed_by_head(endpoint, &facts)).await;
         }
         let scan = Scan::of(endpoint, self.head, self.bytes)?;
         let read = self.upload.read(self.shard, self.client, scan, expects);
@@ -248,7 +248,7 @@ impl Story<'_> {
             ),
         )?;
         if expects {
-            self.upload.ask_for(self.shard, self.client).await?;
+            Box::pin(self.upload.ask_for(self.shard, self.client)).await?;
         }
         self.client.body_ms = timeouts.body_ms;
         self.client.flow = Some(Rc::clone(&flow));

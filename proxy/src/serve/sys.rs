@@ -16,6 +16,7 @@ use std::net::SocketAddr;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::time::Duration;
 
+use bytes::BytesMut;
 use monoio::BufResult;
 use monoio::buf::{IoBuf, IoBufMut};
 use monoio::io::{AsyncReadRent, AsyncWriteRent};
@@ -120,8 +121,17 @@ impl Socket {
     /// Writes all of `buffer`, however many writes that takes, and gives it back.
     pub(crate) async fn write_all<T: IoBuf>(&self, buffer: T) -> BufResult<(), T> {
         let length = buffer.bytes_init();
-        let mut slice = buffer.slice(..);
         let mut written = 0;
+        // Most writes are small and end here.
+        if length > 0 && self.tls.is_none() && turn::is_first_write() {
+            match self.wire().write(bytes_of(&buffer)) {
+                Ok(count) if count == length => return (Ok(()), buffer),
+                Ok(count) => written = count,
+                Err(error) if is_transient(&error) => {}
+                Err(error) => return (Err(error), buffer),
+            }
+        }
+        let mut slice = buffer.slice(written..);
         while written < length {
             let (result, back) = self.write(slice).await;
             let buffer = back.into_inner();
@@ -185,6 +195,41 @@ impl Socket {
                 count
             }),
         }
+    }
+
+    /// Takes what has arrived, at most `most` bytes, without waiting, into the room behind what `into`
+    /// holds: nothing is cleared first.
+    pub(crate) fn take_behind(&self, into: &mut BytesMut, most: usize) -> io::Result<usize> {
+        let most = most.min(into.capacity() - into.len());
+        debug_assert!(most > 0, "a take of nothing looks like the end");
+        match &self.tls {
+            None => {
+                let room = into.spare_capacity_mut().as_mut_ptr().cast();
+                // SAFETY: the room is valid for writes of `most` bytes, which are no more than it
+                // has.
+                let count = unsafe { self.receive_at(room, most, 0) }?;
+                // SAFETY: the kernel has written that many bytes there.
+                unsafe { into.set_len(into.len() + count) };
+                Ok(count)
+            }
+            Some(session) => session.take_chunk(&mut self.wire(), |chunk| {
+                let count = chunk.len().min(most);
+                into.extend_from_slice(&chunk[..count]);
+                count
+            }),
+        }
+    }
+
+    /// Whether TLS is spoken.
+    pub(crate) fn is_secure(&self) -> bool {
+        self.tls.is_some()
+    }
+
+    /// Gives away as many bytes of `parts`, one behind the other, as there is room for, without
+    /// waiting; of a socket without TLS.
+    pub(crate) fn give_parts(&self, parts: &[io::IoSlice<'_>]) -> io::Result<usize> {
+        debug_assert!(!self.is_secure(), "the parts would go out in the clear");
+        self.wire().write_vectored(parts)
     }
 
     /// Gives away as many of `bytes` as there is room for, without waiting. With TLS some may still
@@ -290,17 +335,23 @@ impl Socket {
     }
 
     fn receive(&self, into: &mut [u8], flags: libc::c_int) -> io::Result<usize> {
+        // SAFETY: `into` is valid for writes of its length.
+        unsafe { self.receive_at(into.as_mut_ptr(), into.len(), flags) }
+    }
+
+    /// # Safety
+    ///
+    /// `into` must be valid for writes of `most` bytes.
+    unsafe fn receive_at(
+        &self,
+        into: *mut u8,
+        most: usize,
+        flags: libc::c_int,
+    ) -> io::Result<usize> {
         let fd = self.stream().as_raw_fd();
-        // SAFETY: `into` is valid for writes of its length for the whole call, which does not
-        // block and keeps no pointer; the descriptor is open as long as the stream.
-        let got = unsafe {
-            libc::recv(
-                fd,
-                into.as_mut_ptr().cast(),
-                into.len(),
-                flags | libc::MSG_DONTWAIT,
-            )
-        };
+        // SAFETY: the caller's promise holds for the whole call, which does not block and keeps no
+        // pointer; the descriptor is open as long as the stream.
+        let got = unsafe { libc::recv(fd, into.cast(), most, flags | libc::MSG_DONTWAIT) };
         usize::try_from(got).map_err(|_| io::Error::last_os_error())
     }
 

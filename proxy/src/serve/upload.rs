@@ -1,12 +1,17 @@
 //! A request's body on its way in: read, bounded, scanned for what routing needs, kept.
 
+use std::io;
+
+use bytes::BytesMut;
 use pointsman_shm::policy::Endpoints;
 
-use super::body::Body;
+use super::alarm::Ring;
+use super::body::{Body, Budget, PIECE};
 use super::client::{Client, Interrupt};
 use super::inbound::{End, Filled};
 use super::incoming::Incoming;
 use super::shard::Shard;
+use super::sys::Socket;
 use crate::clock::monotonic_ns;
 use crate::error::{Error, Result};
 use crate::wire::chunked::ChunkedReader;
@@ -16,7 +21,7 @@ use crate::wire::json::{BodyFacts, JsonScan};
 use crate::wire::multipart::{Boundary, MultipartError, MultipartScan, is_form};
 use crate::wire::request_head::RequestHead;
 
-/// Bytes read before they are moved into the body.
+/// Bytes of a body whose length nobody knows that are read before they are moved into it.
 const READ_BYTES: usize = 64 * 1024;
 
 /// What looks into a body for what routing needs.
@@ -80,17 +85,33 @@ impl Upload {
             return Err(Error::BodyTooLarge { limit_bytes });
         }
         if expects_continue {
-            self.ask_for(shard, client).await?;
+            // Boxed: few clients wait for it.
+            Box::pin(self.ask_for(shard, client)).await?;
         }
         let mut body = Body::new(&shard.budget);
         while !self.ended {
             if client.inbound.filled().is_empty() {
                 client.set_deadline(due_ns(shard));
-                if fill(shard, client).await? == Some(End::Finished) {
+                let mut piece = None;
+                let filled = match usize::try_from(self.left) {
+                    Ok(0) => client.fill(READ_BYTES).await,
+                    left => {
+                        // Straight into a piece: what is read here is all of the body.
+                        let room = left.unwrap_or(usize::MAX).min(PIECE);
+                        let take =
+                            |socket: &Socket| take_piece(socket, &shard.budget, room, &mut piece);
+                        client.take(take, room).await
+                    }
+                };
+                if end_of(filled, shard, client)? == Some(End::Finished) {
                     if !self.end_with_input() {
                         return Err(Error::BodyCut);
                     }
                     break;
+                }
+                if let Some(piece) = piece {
+                    self.keep_piece(piece, &mut body, &mut scan)?;
+                    continue;
                 }
             }
             self.take(client, &mut body, &mut scan, limit_bytes)?;
@@ -136,6 +157,16 @@ impl Upload {
             self.ended = true;
         }
         self.ended
+    }
+
+    /// Adds a piece that was read for it to a body with a length.
+    fn keep_piece(&mut self, piece: BytesMut, body: &mut Body, scan: &mut Scan) -> Result<()> {
+        let left = usize::try_from(self.left).unwrap_or(usize::MAX);
+        debug_assert!(piece.len() <= left, "more would be another request's");
+        scan.feed(&piece)?;
+        self.left -= piece.len() as u64;
+        self.ended = self.left == 0;
+        body.push_piece(piece, left)
     }
 
     /// Moves what has arrived into the body.
@@ -224,15 +255,36 @@ impl Scan {
 
     fn finish(self) -> Result<BodyFacts> {
         match self {
-            Self::Json(scan) => scan.finish().map_err(Error::Json),
+            Self::Json(mut scan) => scan.finish().map_err(Error::Json),
             Self::Form(scan) => scan.finish().map_err(Error::Form),
             Self::Nothing => Ok(BodyFacts::default()),
         }
     }
 }
 
-async fn fill(shard: &Shard, client: &mut Client) -> Result<Option<End>> {
-    match client.fill(READ_BYTES).await {
+/// Takes at most `room` bytes of what has arrived into a piece of its own.
+fn take_piece(
+    socket: &Socket,
+    budget: &Budget,
+    room: usize,
+    piece: &mut Option<BytesMut>,
+) -> io::Result<usize> {
+    let mut blank = budget.blank();
+    let taken = socket.take_behind(&mut blank, room);
+    match taken {
+        Ok(1..) => *piece = Some(blank),
+        _ => budget.keep(blank),
+    }
+    taken
+}
+
+/// Whether a wait for bytes came to their end.
+fn end_of(
+    filled: std::result::Result<Filled, Ring>,
+    shard: &Shard,
+    client: &Client,
+) -> Result<Option<End>> {
+    match filled {
         Ok(Filled::More | Filled::Full) => Ok(None),
         Ok(Filled::Ended(End::Finished)) => Ok(Some(End::Finished)),
         Ok(Filled::Ended(End::Broken)) => Err(Error::ClientGone),

@@ -20,6 +20,7 @@
 //!   turns: a client that resends a growing prompt keeps its key from that length on;
 //! - embeddings: none. Other paths: whichever of these fields they bring.
 
+use memchr::memchr2;
 use pointsman_shm::policy::{Endpoints, Features};
 
 use field::{Captured, Top};
@@ -229,8 +230,9 @@ impl JsonScan {
         scanned
     }
 
-    /// The body has ended: what it says.
-    pub fn finish(mut self) -> Result<BodyFacts, JsonError> {
+    /// The body has ended: what it says. Asked once; by reference, because a scan is too large to be
+    /// moved about.
+    pub fn finish(&mut self) -> Result<BodyFacts, JsonError> {
         if let Some(error) = self.failed {
             return Err(error);
         }
@@ -240,7 +242,7 @@ impl JsonScan {
             });
         }
         self.facts.opening = self.opening.hash();
-        Ok(self.facts)
+        Ok(std::mem::take(&mut self.facts))
     }
 
     fn scan(&mut self, input: &[u8]) -> Result<(), JsonError> {
@@ -505,13 +507,15 @@ fn number_step(number: Number, byte: u8) -> Option<Number> {
 /// Bytes before the first quote, backslash or control byte. The fold over a block has no branch,
 /// so it becomes a few vector instructions.
 fn string_run(bytes: &[u8]) -> usize {
-    let stops = |byte: u8| (byte < 0x20) | (byte == b'"') | (byte == b'\\');
     let mut clear = 0;
-    for block in bytes.chunks_exact(32) {
+    for block in bytes.chunks_exact(32).take(LONG_STRING / 32) {
         if block.iter().fold(false, |stop, &byte| stop | stops(byte)) {
             break;
         }
         clear += 32;
+    }
+    if clear == LONG_STRING {
+        return clear + long_string_run(&bytes[clear..]);
     }
     let rest = &bytes[clear..];
     clear
@@ -520,6 +524,38 @@ fn string_run(bytes: &[u8]) -> usize {
             .position(|&byte| stops(byte))
             .unwrap_or(rest.len())
 }
+
+/// The same of a string that is known to be long. The search for the two marks uses the widest
+/// vectors that the processor has; control bytes are then looked for by the least byte of the run,
+/// which needs no search. A stretch at a time, so that what is looked at twice is in the cache.
+fn long_string_run(bytes: &[u8]) -> usize {
+    let mut clear = 0;
+    for stretch in bytes.chunks(STRETCH) {
+        let end = memchr2(b'"', b'\\', stretch).unwrap_or(stretch.len());
+        let run = &stretch[..end];
+        if run.iter().fold(u8::MAX, |least, &byte| least.min(byte)) < 0x20 {
+            let control = run.iter().position(|&byte| byte < 0x20);
+            return clear + control.unwrap_or(end);
+        }
+        clear += end;
+        if end < stretch.len() {
+            break;
+        }
+    }
+    clear
+}
+
+/// Whether a byte ends the plain run of a string.
+fn stops(byte: u8) -> bool {
+    (byte < 0x20) | (byte == b'"') | (byte == b'\\')
+}
+
+/// Bytes after which a string is long: below, calling a search costs more than it wins.
+const LONG_STRING: usize = 128;
+const _: () = assert!(LONG_STRING.is_multiple_of(32), "whole blocks");
+
+/// Bytes of a long string that are looked at together.
+const STRETCH: usize = 4 * 1024;
 
 #[cfg(test)]
 mod tests;

@@ -319,6 +319,49 @@ fn a_prompt_opens_with_its_first_bytes() {
 }
 
 #[test]
+fn a_long_opening_hashes_as_its_bytes_do() {
+    use xxhash_rust::xxh3::Xxh3;
+    let hash = |bytes: &[u8]| {
+        let mut hasher = Xxh3::with_seed(opening::OPENING_SEED);
+        hasher.update(bytes);
+        hasher.digest()
+    };
+    for length in [10, 900, 990, 991, 992, 1_024, 1_025, 5_000] {
+        let long = "x".repeat(length);
+        let turns = format!("{{\"role\":\"system\",\"content\":\"{long}\"}}");
+        let last = "{\"role\":\"user\",\"content\":\"hello\"}";
+        let body = format!("{{\"messages\":[{turns}, {last}]}}");
+        let both = [hash((turns + last).as_bytes()).to_le_bytes(), [0; 8]].concat();
+        assert_eq!(
+            opening(Endpoints::CHAT, &body),
+            Some(hash(&both)),
+            "{length}"
+        );
+    }
+}
+
+#[test]
+fn a_string_runs_to_the_first_byte_that_ends_its_plain_part() {
+    for length in [0, 1, 31, 32, 127, 128, 129, 160, 4_224, 4_225, 10_000] {
+        let plain: Vec<u8> = (0..length).map(|at| b"a~\x7f\x80\xff "[at % 6]).collect();
+        assert_eq!(string_run(&plain), length);
+        let places = [0, 1, 31, 32, 126, 127, 128, 130, 4_223, 4_224, 4_230, 9_999];
+        for at in places.into_iter().filter(|at| *at < length) {
+            for stop in [b'"', b'\\', b'\n', 0, 0x1f] {
+                let mut bytes = plain.clone();
+                bytes[at] = stop;
+                assert_eq!(string_run(&bytes), at, "{stop} at {at} of {length}");
+                // One of another kind behind it changes nothing.
+                for later in (at + 1..length).step_by(7) {
+                    bytes[later] = if stop < 0x20 { b'"' } else { 1 };
+                }
+                assert_eq!(string_run(&bytes), at, "{stop} at {at} of {length}");
+            }
+        }
+    }
+}
+
+#[test]
 fn openings_are_pinned_for_every_host() {
     let body = r#"{"messages":[{"role":"user","content":"x"}]}"#;
     assert_eq!(opening(Endpoints::CHAT, body), Some(PINNED_OPENING));

@@ -1,5 +1,8 @@
 //! A bounded string being unescaped while it arrives.
 
+/// Memory taken for a first token.
+const SHORT: usize = 64;
+
 /// The kept part of one string.
 #[derive(Debug, Default)]
 pub(super) struct Token {
@@ -83,6 +86,10 @@ impl Token {
     }
 
     fn keep(&mut self, bytes: &[u8]) {
+        if self.bytes.capacity() == 0 {
+            // Most keys and names have room in it, and later ones use it again.
+            self.bytes.reserve(SHORT.min(self.most));
+        }
         let room = self.most - self.bytes.len();
         self.overflowed |= bytes.len() > room;
         self.bytes
