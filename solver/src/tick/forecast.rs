@@ -2,11 +2,11 @@
 //!
 //! Each (frontend, class) has a *fast* and a *slow* average of the rate that proxies counted. The
 //! slow one is the estimate. Where a look or the fast average departs from it by more than chance
-//! explains, the slow one begins anew from what departed, so that a step is followed in a look or
-//! two while noise is averaged away; chance is a count's own spread times how much wilder than
-//! that this source was lately. *Headroom* is the part by which the fast average exceeds the
-//! estimate at a quantile of the time, tracked by raising it when exceeded and lowering it when
-//! not, in the proportion that makes the quantile.
+//! explains, the slow one begins anew from the looks since the change began, so that a step is
+//! followed in a look or two while noise is averaged away; chance is a count's own spread times how
+//! much wilder than that this source was lately. *Headroom* is the part by which the fast average
+//! exceeds the estimate at a quantile of the time, tracked by raising it when exceeded and lowering
+//! it when not, in the proportion that makes the quantile.
 //!
 //! The estimate is what must be served or refused; the headroom only bends where requests go
 //! ([`Forecast::safe`]). It is not multiplied with the headroom that capacity has anyway: demand
@@ -33,6 +33,8 @@ const LEAST_DEPARTURE: f64 = 0.05;
 const SPREAD_S: f64 = 120.0;
 /// Most that one look counts into the spread, in variances.
 const MOST_SPREAD: f64 = 16.0;
+/// Standard deviations of a look that are no sign of a change.
+const PAGE_SLACK: f64 = 0.5;
 /// How much headroom moves in a second at the most, as a part of demand.
 const HEADROOM_PER_S: f64 = 0.01;
 /// Most headroom.
@@ -52,6 +54,18 @@ pub struct Foreseen {
     /// Variance of a look's count over its mean.
     spread: f64,
     headroom: f64,
+    /// What lies above the estimate of late, and below it.
+    sides: [Side; 2],
+}
+
+/// Looks that lie on one side of the estimate, from the one on with which they began to: the sums of
+/// Page (Continuous inspection schemes, Biometrika 41, 1954), of which the last time at nothing is
+/// when a change is likeliest to have begun.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+struct Side {
+    /// By how many standard deviations in all, [`PAGE_SLACK`] a look taken off.
+    sum: f64,
+    since: Memory,
 }
 
 /// A mean over the last seconds: of all of them at first, of `span_s` once there are as many.
@@ -147,6 +161,7 @@ impl Foreseen {
             slow: first,
             spread: 1.0,
             headroom: 0.0,
+            sides: [Side::default(); 2],
         }
     }
 
@@ -163,6 +178,11 @@ impl Foreseen {
         let part = look.length_s / (SPREAD_S + look.length_s);
         self.spread += part * (off.min(MOST_SPREAD * self.spread) - self.spread);
         self.spread = self.spread.max(1.0);
+        let off =
+            (look.count as f64 - self.slow.value * look.length_s) / (mean * self.spread).sqrt();
+        for (side, off) in self.sides.iter_mut().zip([off, -off]) {
+            side.absorb(off, rate, look.length_s, fast_s);
+        }
         self.fast.absorb(rate, look.length_s, fast_s);
         self.follow(settings.forecast_quantile.value(), look.length_s);
         self.slow.absorb(rate, look.length_s, slow_s);
@@ -171,10 +191,19 @@ impl Foreseen {
             covered_s: look.length_s,
         };
         if departs_at_once {
-            (self.fast, self.slow) = (looked, looked);
+            self.begin_anew(looked);
         } else if self.fast_departs() {
-            self.slow = self.fast;
+            // The fast average still holds what was before the change; its side does not.
+            let side = self.sides[usize::from(self.fast.value < self.slow.value)].since;
+            let known = side.covered_s > 0.0;
+            self.begin_anew(if known { side } else { self.fast });
         }
+    }
+
+    /// Takes what was before `since` for gone.
+    fn begin_anew(&mut self, since: Memory) {
+        (self.fast, self.slow) = (since, since);
+        self.sides = [Side::default(); 2];
     }
 
     /// The rate that must be served or refused, requests per second.
@@ -210,6 +239,18 @@ impl Foreseen {
         self.slow.covered_s > 2.0 * self.fast.covered_s
             && off > FAST_DEPARTS * deviation
             && self.is_departure(self.fast.value)
+    }
+}
+
+impl Side {
+    /// Takes in a look that lies `off` standard deviations on this side of the estimate.
+    fn absorb(&mut self, off: f64, rate: f64, length_s: f64, fast_s: f64) {
+        self.sum += off - PAGE_SLACK;
+        if self.sum <= 0.0 {
+            *self = Self::default();
+        } else {
+            self.since.absorb(rate, length_s, fast_s);
+        }
     }
 }
 
@@ -252,6 +293,27 @@ mod tests {
         assert_eq!(foreseen.point_rps(), 150.0);
         foreseen.absorb(&settings, look(310));
         assert!((foreseen.point_rps() - 152.5).abs() < 1e-9);
+    }
+
+    /// Looks that one by one could be chance, and together cannot: the estimate is theirs alone.
+    #[test]
+    fn a_step_seen_in_several_looks_is_followed_without_what_was_before() {
+        let settings = settings();
+        for (count, rps, noise) in [(245, 122.5, [214, 186]), (155, 77.5, [186, 214])] {
+            let mut foreseen = Foreseen::begin(look(200));
+            for count in noise.into_iter().cycle().take(100) {
+                foreseen.absorb(&settings, look(count));
+            }
+            let mut looks = 0;
+            while (foreseen.point_rps() - rps).abs() > 1e-9 {
+                let before = foreseen.point_rps();
+                assert!((before - 100.0).abs() < 2.5, "none of the way: {before}");
+                foreseen.absorb(&settings, look(count));
+                looks += 1;
+                assert!(looks < 10, "{foreseen:?}");
+            }
+            assert!(looks > 1, "one look is not enough");
+        }
     }
 
     #[test]
