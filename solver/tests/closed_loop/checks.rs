@@ -14,6 +14,23 @@ pub(crate) struct Run {
 pub(crate) const SETTLED: f64 = 0.02;
 
 impl Run {
+    /// The weights of several runs from their first points on, averaged: what chance does to one
+    /// leaves it as one over the root of their count.
+    pub(crate) fn mean(runs: &[&Self]) -> Self {
+        let point = |p: usize| {
+            let weight = |i: usize| {
+                let all = runs.iter().map(|run| run.points[p].1[i]);
+                all.sum::<f64>() / runs.len() as f64
+            };
+            let (at, weights) = &runs[0].points[p];
+            (*at, (0..weights.len()).map(weight).collect())
+        };
+        assert!(runs.iter().all(|r| r.points.len() == runs[0].points.len()));
+        Self {
+            points: (0..runs[0].points.len()).map(point).collect(),
+        }
+    }
+
     /// The points from `from` up to `to`, seconds.
     pub(crate) fn part(&self, from: f64, to: f64) -> Self {
         let inside = |(at, _): &&Point| (from..to).contains(at);
@@ -52,10 +69,10 @@ impl Run {
         self.each().iter().map(|w| turns(w)).max().unwrap_or(0)
     }
 
-    /// Most that a weight went beyond its final value, over its step. Steps under a fifth are held
-    /// to [`SETTLED`]: a weight that stands may deviate by 0.02, so that a tenth of a step of 0.05,
-    /// 0.005, cannot be told from one that stands.
-    pub(crate) fn overshoot(&self, before: &[f64]) -> f64 {
+    /// Most that a weight went beyond its final value, over its step. Of a step under ten times
+    /// `stands`, by which a weight that stands may deviate, what goes beyond is held to that: a tenth
+    /// of it cannot be told from a weight that stands.
+    pub(crate) fn overshoot(&self, before: &[f64], stands: f64) -> f64 {
         let mut most: f64 = 0.0;
         for (i, weights) in self.each().into_iter().enumerate() {
             let last = self.last()[i];
@@ -64,7 +81,7 @@ impl Run {
                 .iter()
                 .map(|w| (w - last) * step.signum())
                 .fold(0.0, f64::max);
-            most = most.max(beyond / step.abs().max(10.0 * SETTLED));
+            most = most.max(beyond / step.abs().max(10.0 * stands));
         }
         most
     }

@@ -71,13 +71,29 @@ pub(crate) struct Clients {
     /// Part of their conversations that moved lately.
     cold: f64,
     carry: f64,
+    /// Those that came while they waited for an answer from elsewhere, and how many have it a step.
+    joining: f64,
+    join: f64,
 }
 
 impl Clients {
-    /// A part more of them.
+    /// A part more of them, of which as many think as of those that were there: were all new ones to
+    /// think at once, they would ask for more at first than they do later.
     pub(crate) fn grow(&mut self, part: f64) {
-        self.thinking += part * self.count;
+        let waiting = self.count - self.thinking;
+        // Little's law: an answer takes as long as those that wait are over what is asked a second.
+        let answer_s = waiting * self.think_s / self.thinking;
+        self.join = part * waiting * STEP_S / answer_s;
+        self.joining = part * waiting;
+        self.thinking += part * self.thinking;
         self.count += part * self.count;
+    }
+
+    /// Those whose answer from elsewhere is there think from here on.
+    fn join(&mut self) {
+        let now = self.join.min(self.joining);
+        self.joining -= now;
+        self.thinking += now;
     }
 }
 
@@ -173,6 +189,8 @@ impl Plant {
                     thinking: count,
                     cold: 0.0,
                     carry: 0.0,
+                    joining: 0.0,
+                    join: 0.0,
                 });
             }
         }
@@ -311,6 +329,7 @@ impl Plant {
     fn arrive(&mut self, topology: &Topology, source: usize, counts: &mut Counts) {
         let (frontend, class) = (source / self.classes, source % self.classes);
         let clients = &mut self.clients[source];
+        clients.join();
         clients.cold *= (-STEP_S / COLD_S).exp();
         let mean = clients.thinking.max(0.0) / clients.think_s * STEP_S;
         let offered = self.random.poisson(mean);
