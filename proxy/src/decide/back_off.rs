@@ -47,6 +47,7 @@ impl BackOffs {
 
     /// Whether no engine at all is backed off.
     #[must_use]
+    #[inline]
     pub fn is_clear(&self) -> bool {
         self.active == 0
     }

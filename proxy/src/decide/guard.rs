@@ -98,6 +98,7 @@ impl GuardWord {
 
     /// Whether it refuses nothing at all.
     #[must_use]
+    #[inline]
     pub fn is_clear(self) -> bool {
         self.0 as u32 == 0
     }
@@ -158,6 +159,7 @@ impl GuardTable {
 
     /// Loads an engine's word.
     #[must_use]
+    #[inline]
     pub fn load(&self, engine: EngineSlot) -> GuardWord {
         let word = self.words.get(engine.index());
         GuardWord(word.map_or(0, |word| word.load(Ordering::Relaxed)))

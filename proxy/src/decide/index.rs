@@ -1,19 +1,19 @@
 //! A policy prepared for the request path, built once at adoption.
 //!
-//! The policy names engines by slot number; the path wants, for a table slot, everything about the
-//! engine it names in one place. So tables here hold positions in the class's list of candidates,
-//! and a candidate holds what an accepted choice looks at in eight bytes: a look-up touches one line
-//! of the table, one of the candidates and one of the guard words. What only a refusal or a doubt
-//! asks for stands apart, in its particulars.
+//! A table holds slot numbers of engines, as the policy does, and what a choice asks of an engine is
+//! found by that number: its gate here, its guard word beside. So a look-up touches a line of its
+//! class, one of the table, one of the gates and one of the guard words, and the last two do not
+//! wait for each other. Gates are a byte an engine, the same for every class: they stay in the
+//! nearest cache. What only a refusal or a doubt asks for stands apart, in the particulars.
 //!
 //! A publication moves a few slots and leaves the engines as they are. So an index shares with the
-//! one before whatever of its candidates is the same: after a publication a shard finds them where
-//! they were, in its caches, and only the tables are new to it.
+//! one before whatever is the same: after a publication a shard finds it where it was, in its
+//! caches, and only the tables that changed are new to it.
 
 use std::ops::Range;
 use std::sync::Arc;
 
-use pointsman_shm::id::{ClassSlot, EngineSlot, Generation, MAX_CLASSES, PairNumber, stable_hash};
+use pointsman_shm::id::{ClassSlot, EngineSlot, Generation, MAX_CLASSES, MAX_ENGINES, stable_hash};
 use pointsman_shm::policy::{Class, Engine, PlannedState, Policy};
 
 use crate::decide::classify::RouteIndex;
@@ -24,6 +24,10 @@ pub struct PolicyIndex {
     /// Routes by model.
     pub routes: RouteIndex,
     classes: Box<[ClassIndex]>,
+    /// By slot number of engines, as long as the largest.
+    gates: Arc<[Gate]>,
+    /// More of each, likewise.
+    particulars: Arc<[Particulars]>,
     /// By slot number, as long as the largest: the class's generation, and its position plus one; 0
     /// where there is none.
     slots: Box<[(Generation, u16)]>,
@@ -33,30 +37,20 @@ pub struct PolicyIndex {
 #[derive(Debug)]
 #[repr(C, align(64))]
 pub(crate) struct ClassIndex {
-    /// Position in `candidates` for every table slot.
-    pub(crate) table: Box<[u16]>,
+    /// The engine of every table slot; each is eligible.
+    table: Arc<[EngineSlot]>,
+    /// Bits of half a hash that name no table slot.
+    half_shift: u32,
     /// The eligible set, in the policy's order.
-    pub(crate) candidates: Arc<[Candidate]>,
-    /// More of each of these.
-    pub(crate) particulars: Arc<[Particulars]>,
-    /// Bits of a hash that name no table slot.
-    table_shift: u32,
-    /// Position in `candidates` and weight of each standby engine.
-    pub(crate) standby: Box<[(u16, f64)]>,
+    pub(crate) eligible: Arc<[EngineSlot]>,
+    /// Engine and weight of the standby list.
+    pub(crate) standby: Box<[(EngineSlot, f64)]>,
+    /// By slot number of engines, as long as the largest eligible: position in the policy's
+    /// `eligible` plus one; 0 where it is not.
+    places: Arc<[u16]>,
 }
 
-/// One eligible engine, prepared: all that an accepted choice looks at.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(align(8))]
-pub(crate) struct Candidate {
-    pub(crate) engine: EngineSlot,
-    /// Position in the policy's `engines`.
-    pub(crate) position: u16,
-    pub(crate) pair: PairNumber,
-    pub(crate) gate: Gate,
-}
-
-/// What a choice looks at where the engine may refuse.
+/// What a choice looks at where an engine may refuse.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Particulars {
     pub(crate) id_hash: u64,
@@ -64,7 +58,15 @@ pub(crate) struct Particulars {
     pub(crate) generation: Generation,
 }
 
-const _: () = assert!(size_of::<Candidate>() == 8, "eight candidates a cache line");
+/// A slot number that no engine of the policy has: [`Gate::Out`] stands for it.
+const NOBODY: Particulars = Particulars {
+    id_hash: 0,
+    planned_factor: 1.0,
+    generation: Generation(0),
+};
+
+const _: () = assert!(size_of::<Gate>() == 1, "64 engines a cache line");
+const _: () = assert!(size_of::<ClassIndex>() == 128, "two lines a class");
 const _: () = assert!(
     std::mem::offset_of!(ClassIndex, standby) <= 64,
     "a choice by the table looks at one line of its class"
@@ -95,18 +97,9 @@ impl PolicyIndex {
         policy: &Policy,
         usable: &dyn Fn(&Engine) -> bool,
     ) -> Self {
-        let engines: Vec<(u64, Gate)> = policy
-            .engines
-            .iter()
-            .map(|engine| {
-                (
-                    stable_hash(engine.id.as_bytes()),
-                    gate(engine, usable(engine)),
-                )
-            })
-            .collect();
+        let (gates, particulars) = by_engine(policy, usable);
         let classes = policy.classes.iter().map(|class| {
-            let mut prepared = prepare(class, policy, &engines);
+            let mut prepared = prepare(class, policy);
             // A class is the same by its number; its position shifts with each that comes or goes.
             let old = before
                 .and_then(|before| before.class(before.position_of(class.slot, class.generation)?));
@@ -118,6 +111,8 @@ impl PolicyIndex {
         Self {
             routes: RouteIndex::build(policy),
             classes: classes.collect(),
+            gates: or_same(gates, before.map(|before| &before.gates)),
+            particulars: or_same(particulars, before.map(|before| &before.particulars)),
             slots: by_slot(policy),
         }
     }
@@ -130,39 +125,110 @@ impl PolicyIndex {
     }
 
     /// The class at this position of the policy's `classes`.
+    #[inline]
     pub(crate) fn class(&self, position: u16) -> Option<&ClassIndex> {
         self.classes.get(usize::from(position))
     }
 
-    /// Where in memory a choice of this class looks: its first line, its table, its candidates. For a
-    /// benchmark that empties the caches of them; the addresses hold while this index lives.
+    /// What policy and host allow of an engine.
+    #[inline]
+    pub(crate) fn gate(&self, engine: EngineSlot) -> Gate {
+        self.gates.get(engine.index()).copied().unwrap_or(Gate::Out)
+    }
+
+    /// More of an engine.
+    pub(crate) fn particulars(&self, engine: EngineSlot) -> &Particulars {
+        self.particulars.get(engine.index()).unwrap_or(&NOBODY)
+    }
+
+    /// Position of an engine in the policy's `eligible` of the class at this position.
+    #[must_use]
+    #[inline]
+    pub fn place_of(&self, class: u16, engine: EngineSlot) -> Option<u16> {
+        let places = &self.class(class)?.places;
+        places.get(engine.index())?.checked_sub(1)
+    }
+
+    /// The table of the class at this position, empty where the policy gives it none: an engine for
+    /// each slot.
+    #[must_use]
+    #[inline]
+    pub fn table_of(&self, class: u16) -> &[EngineSlot] {
+        self.class(class).map_or(&[], |class| &class.table)
+    }
+
+    /// Where in memory a choice of this class looks: the class, its table, the gates. For a benchmark
+    /// that empties the caches of them; the addresses hold while this index lives.
     pub fn memory_of(&self, class: u16) -> impl Iterator<Item = Range<*const u8>> {
         let class = self.class(class).into_iter();
         class.flat_map(|class| {
             [
                 bytes_of(std::slice::from_ref(class)),
                 bytes_of(&class.table),
-                bytes_of(&class.candidates),
+                bytes_of(&self.gates),
             ]
         })
     }
 }
 
 impl ClassIndex {
-    /// The table slot of a hash: its high bits. The table must not be empty.
-    pub(crate) fn table_slot(&self, hash: u64) -> usize {
-        debug_assert!(!self.table.is_empty(), "an empty table has no slots");
-        hash.checked_shr(self.table_shift).unwrap_or(0) as usize
+    /// The table slot of a hash, its high bits, and the engine there; none where the class has no
+    /// table.
+    #[inline]
+    pub(crate) fn look_up(&self, hash: u64) -> (usize, Option<EngineSlot>) {
+        // In two steps: a table of one slot leaves none of the 64 bits.
+        let slot = ((hash >> 1) >> (self.half_shift & 63)) as usize;
+        (slot, self.table.get(slot).copied())
+    }
+
+    /// Number of table slots; 0 without a table.
+    #[inline]
+    pub(crate) fn table_len(&self) -> usize {
+        self.table.len()
     }
 
     /// Takes over what is the same in `old`.
     fn share(&mut self, old: &Self) {
-        if self.candidates == old.candidates {
-            self.candidates = Arc::clone(&old.candidates);
+        take_over(&mut self.table, &old.table);
+        take_over(&mut self.eligible, &old.eligible);
+        take_over(&mut self.places, &old.places);
+    }
+}
+
+/// The old one where both are the same.
+fn take_over<T: PartialEq>(new: &mut Arc<[T]>, old: &Arc<[T]>) {
+    if new == old {
+        *new = Arc::clone(old);
+    }
+}
+
+/// Gate and particulars of each engine, by slot number. Slots of a decoded policy are in range and
+/// differ.
+fn by_engine(policy: &Policy, usable: &dyn Fn(&Engine) -> bool) -> (Vec<Gate>, Vec<Particulars>) {
+    let slots = policy.engines.iter().map(|engine| engine.slot.index());
+    let len = slots.max().map_or(0, |most| most + 1).min(MAX_ENGINES);
+    let (mut gates, mut particulars) = (vec![Gate::Out; len], vec![NOBODY; len]);
+    for engine in &policy.engines {
+        let slot = engine.slot.index();
+        debug_assert!(slot < MAX_ENGINES, "checked at decoding");
+        if slot >= MAX_ENGINES {
+            continue;
         }
-        if self.particulars == old.particulars {
-            self.particulars = Arc::clone(&old.particulars);
-        }
+        gates[slot] = gate(engine, usable(engine));
+        particulars[slot] = Particulars {
+            id_hash: stable_hash(engine.id.as_bytes()),
+            planned_factor: engine.planned_factor,
+            generation: engine.generation,
+        };
+    }
+    (gates, particulars)
+}
+
+/// The old list where it says the same.
+fn or_same<T: PartialEq>(new: Vec<T>, old: Option<&Arc<[T]>>) -> Arc<[T]> {
+    match old {
+        Some(old) if **old == *new => Arc::clone(old),
+        _ => new.into(),
     }
 }
 
@@ -198,61 +264,49 @@ fn gate(engine: &Engine, usable: bool) -> Gate {
     }
 }
 
-/// A decoded policy lists engines and eligible sets by rising slot and names only what it holds;
-/// what an unchecked one names besides is left out here, since no request may go outside the
-/// eligible set.
-fn prepare(class: &Class, policy: &Policy, engines: &[(u64, Gate)]) -> ClassIndex {
-    let mut candidates = Vec::with_capacity(class.eligible.len());
-    let mut particulars = Vec::with_capacity(class.eligible.len());
-    for eligible in &class.eligible {
-        let found = policy
-            .engines
-            .binary_search_by_key(&eligible.engine, |engine| engine.slot);
+/// A decoded policy names only engines that it lists, each once in an eligible set; what an unchecked
+/// one names besides is left out here, since no request may go outside the eligible set.
+fn prepare(class: &Class, policy: &Policy) -> ClassIndex {
+    let mut eligible = Vec::with_capacity(class.eligible.len());
+    let mut places: Vec<u16> = Vec::new();
+    for (place, entry) in (1..).zip(&class.eligible) {
+        let slot = entry.engine.index();
+        let engines = &policy.engines;
+        let found = engines.binary_search_by_key(&entry.engine, |engine| engine.slot);
         debug_assert!(found.is_ok(), "an eligible engine must be in the policy");
-        let Ok(position) = found else { continue };
-        let (engine, (id_hash, gate)) = (&policy.engines[position], engines[position]);
-        candidates.push(Candidate {
-            engine: engine.slot,
-            position: position as u16,
-            pair: eligible.pair,
-            gate,
-        });
-        particulars.push(Particulars {
-            id_hash,
-            planned_factor: engine.planned_factor,
-            generation: engine.generation,
-        });
+        if found.is_err() || slot >= MAX_ENGINES {
+            continue;
+        }
+        if places.len() <= slot {
+            places.resize(slot + 1, 0);
+        }
+        places[slot] = place;
+        eligible.push(entry.engine);
     }
-    let place = |slot: EngineSlot| {
-        let at = candidates.binary_search_by_key(&slot, |candidate| candidate.engine);
-        debug_assert!(at.is_ok(), "tables and standby lists name eligible engines");
-        at.ok().map(|at| at as u16)
+    let named = |engine: EngineSlot| {
+        let is_eligible = places.get(engine.index()).is_some_and(|&place| place > 0);
+        debug_assert!(
+            is_eligible,
+            "tables and standby lists name eligible engines"
+        );
+        is_eligible
     };
-    let mut last = None;
-    let mut table: Vec<u16> = Vec::with_capacity(class.table.len());
-    for &slot in &class.table {
-        // Neighbours are often equal: that spares the search.
-        let known = last.filter(|&(previous, _)| previous == slot);
-        let at = known.or_else(|| place(slot).map(|at| (slot, at)));
-        last = at.or(last);
-        table.extend(at.map(|(_, at)| at));
-    }
+    let table = class.table.iter().copied();
+    let mut table: Vec<EngineSlot> = table.filter(|&engine| named(engine)).collect();
     if !table.len().is_power_of_two() {
         table.clear();
     }
     let drawable = |weight: f64| weight > 0.0 && weight.is_finite();
-    let standby = class
-        .standby
-        .iter()
-        .filter(|standby| drawable(standby.weight));
+    let standby = class.standby.iter();
     ClassIndex {
-        table_shift: 64 - table.len().checked_ilog2().unwrap_or(0),
+        half_shift: 63 - table.len().checked_ilog2().unwrap_or(0),
         table: table.into(),
         standby: standby
-            .filter_map(|standby| Some((place(standby.engine)?, standby.weight)))
+            .filter(|standby| drawable(standby.weight) && named(standby.engine))
+            .map(|standby| (standby.engine, standby.weight))
             .collect(),
-        candidates: candidates.into(),
-        particulars: particulars.into(),
+        eligible: eligible.into(),
+        places: places.into(),
     }
 }
 
@@ -262,7 +316,7 @@ mod tests {
     use crate::decide::testing;
 
     #[test]
-    fn a_class_is_in_three_places_of_memory() {
+    fn a_choice_looks_at_three_places_of_memory() {
         let policy = testing::policy(&[1, 2], &[&[(1, 0.5), (2, 0.5)]]);
         let index = PolicyIndex::build(&policy, &|_| true);
         let bytes = |class| {
@@ -270,8 +324,46 @@ mod tests {
             let bytes = spans.map(|span| span.end.addr() - span.start.addr());
             bytes.collect::<Vec<usize>>()
         };
-        assert_eq!(bytes(0), [size_of::<ClassIndex>(), 1024 * 2, 2 * 8]);
+        assert_eq!(bytes(0), [size_of::<ClassIndex>(), 1024 * 2, 3]);
         assert!(bytes(1).is_empty(), "there is no such class");
+    }
+
+    #[test]
+    fn a_slot_is_the_high_bits_of_a_hash() {
+        let mut policy = testing::policy(&[1, 2], &[&[(1, 0.5), (2, 0.5)], &[(1, 0.0)]]);
+        let look_up = |policy: &Policy, class, hash| {
+            let index = PolicyIndex::build(policy, &|_| true);
+            index.class(class).unwrap().look_up(hash)
+        };
+        let (one, two) = (Some(EngineSlot(1)), Some(EngineSlot(2)));
+        assert_eq!(look_up(&policy, 0, u64::MAX >> 1), (511, one));
+        assert_eq!(look_up(&policy, 0, 1 << 63), (512, two));
+        assert_eq!(look_up(&policy, 1, 1 << 63).1, None, "no table, no engine");
+        policy.classes[0].table = vec![EngineSlot(2)];
+        assert_eq!(look_up(&policy, 0, u64::MAX), (0, two));
+        policy.classes[0].table = vec![EngineSlot(1), EngineSlot(2)];
+        assert_eq!(look_up(&policy, 0, u64::MAX >> 1), (0, one));
+        assert_eq!(look_up(&policy, 0, 1 << 63), (1, two));
+    }
+
+    #[test]
+    fn engines_have_places_in_their_classes_and_gates_everywhere() {
+        let mut policy = testing::policy(&[1, 3, 4], &[&[(1, 0.5), (4, 0.5)], &[(3, 1.0)]]);
+        policy.engines[1].state = PlannedState::Draining;
+        policy.engines[2].generation = Generation(8);
+        let index = PolicyIndex::build(&policy, &|_| true);
+        let places =
+            |class| [1, 2, 3, 4, 9].map(|engine| index.place_of(class, EngineSlot(engine)));
+        assert_eq!(places(0), [Some(0), None, None, Some(1), None]);
+        assert_eq!(places(1), [None, None, Some(0), None, None]);
+        assert_eq!(places(2), [None; 5]);
+        let gates = [1, 2, 3, 4, 9].map(|engine| index.gate(EngineSlot(engine)));
+        let (open, out) = (Gate::Open, Gate::Out);
+        assert_eq!(gates, [open, out, Gate::Draining, open, out]);
+        assert_eq!(index.particulars(EngineSlot(4)).generation, Generation(8));
+        assert_eq!(index.particulars(EngineSlot(9)), &NOBODY);
+        assert_eq!(index.table_of(1), &[EngineSlot(3); 1024]);
+        assert!(index.table_of(2).is_empty());
     }
 
     #[test]
@@ -284,16 +376,18 @@ mod tests {
         let second = build(Some(&first), &policy);
         let (old, new) = (first.class(0).unwrap(), second.class(0).unwrap());
         assert_ne!(old.table, new.table);
-        assert!(Arc::ptr_eq(&old.candidates, &new.candidates));
-        assert!(!Arc::ptr_eq(&old.particulars, &new.particulars));
-        assert_eq!(new.particulars[0].planned_factor, 0.5);
+        assert!(Arc::ptr_eq(&old.eligible, &new.eligible));
+        assert!(Arc::ptr_eq(&old.places, &new.places));
+        assert!(Arc::ptr_eq(&first.gates, &second.gates));
+        assert!(!Arc::ptr_eq(&first.particulars, &second.particulars));
+        assert_eq!(second.particulars(EngineSlot(1)).planned_factor, 0.5);
         let (old, new) = (first.class(1).unwrap(), second.class(1).unwrap());
-        assert!(Arc::ptr_eq(&old.particulars, &new.particulars));
+        assert!(Arc::ptr_eq(&old.table, &new.table));
         policy.engines[1].state = PlannedState::Draining;
         let third = build(Some(&second), &policy);
-        let newest = third.class(1).unwrap();
-        assert!(!Arc::ptr_eq(&new.candidates, &newest.candidates));
-        assert_eq!(newest.candidates[0].gate, Gate::Draining);
+        assert!(!Arc::ptr_eq(&second.gates, &third.gates));
+        assert!(Arc::ptr_eq(&second.particulars, &third.particulars));
+        assert_eq!(third.gate(EngineSlot(2)), Gate::Draining);
     }
 
     #[test]
@@ -305,13 +399,13 @@ mod tests {
         policy.classes.remove(0);
         let second = build(Some(&first), &policy);
         let (old, new) = (first.class(1).unwrap(), second.class(0).unwrap());
-        assert!(Arc::ptr_eq(&old.candidates, &new.candidates));
-        assert!(Arc::ptr_eq(&old.particulars, &new.particulars));
+        assert!(Arc::ptr_eq(&old.table, &new.table));
+        assert!(Arc::ptr_eq(&old.places, &new.places));
         // Another life of its number is another class.
         policy.classes[0].generation = Generation(7);
         let third = build(Some(&second), &policy);
         let newest = third.class(0).unwrap();
-        assert!(!Arc::ptr_eq(&new.candidates, &newest.candidates));
+        assert!(!Arc::ptr_eq(&new.table, &newest.table));
     }
 
     #[test]

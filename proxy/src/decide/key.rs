@@ -53,13 +53,19 @@ pub struct KeySources<'a> {
 impl AffinityKey {
     /// The key of a request. Empty values are no keys: they would be one key for all.
     #[must_use]
+    #[inline]
     pub fn of(sources: &KeySources<'_>) -> Self {
-        if let Some(header) = sources.header.filter(|header| !header.is_empty()) {
-            return Self {
+        match sources.header {
+            Some(header) if !header.is_empty() => Self {
                 hash: stable_hash(header),
                 kind: KeyKind::Header,
-            };
+            },
+            _ => Self::without_header(sources),
         }
+    }
+
+    #[inline(never)]
+    fn without_header(sources: &KeySources<'_>) -> Self {
         sources
             .facts
             .and_then(|facts| Self::of_body(facts, sources))

@@ -5,13 +5,13 @@
 //! anything else: when every eligible engine refuses, the request is shed. Each step depends on
 //! the key and the policy alone, so every host finds the same second choice for a key.
 //!
-//! Cost: an accepted key touches a line of its class, one of the table, one of the candidates, one of
-//! the guard words (and none of the back-offs while there are none), does no allocation, takes no
-//! lock. Only refused keys pay more: a rendezvous is about 25 flops an engine
-//! looked at, over at most 16 standby engines, and over the whole eligible set when these refuse
-//! too.
+//! Cost: an accepted key touches a line of its class, one of the table, one of the gates, one of the
+//! guard words (and none of the back-offs while there are none), does no allocation, takes no lock;
+//! all that may refuse it is one branch. Only refused keys pay more: a rendezvous is about 25 flops
+//! an engine looked at, over at most 16 standby engines, and over the whole eligible set when these
+//! refuse too.
 
-use pointsman_shm::id::{EngineSlot, PairNumber, negative_ln};
+use pointsman_shm::id::{EngineSlot, negative_ln};
 
 use crate::decide::admit::Shed;
 use crate::decide::back_off::BackOffs;
@@ -24,12 +24,6 @@ use crate::decide::mix::mix;
 pub struct Selection {
     /// The engine's slot number.
     pub engine: EngineSlot,
-    /// Position of the engine in the policy's `engines`.
-    pub position: u16,
-    /// The (class, engine) pair.
-    pub pair: PairNumber,
-    /// Position of the pair in the class's `eligible`.
-    pub eligible: u16,
     /// How it was found.
     pub via: Via,
     /// Table slot of the key's *first* look-up, for load by block; 0 without a table.
@@ -109,6 +103,13 @@ impl Tried {
         usize::from(self.len) == Self::MAX
     }
 
+    /// Whether no engine has been tried.
+    #[must_use]
+    #[inline]
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
     fn contains(&self, engine: EngineSlot) -> bool {
         self.engines[..usize::from(self.len)].contains(&engine.0)
     }
@@ -134,6 +135,7 @@ const RENDEZVOUS_SALT: u64 = 0x7265_6e64_657a_7673;
 
 /// Chooses the engine for the next attempt of a request: `class` is its position in the policy's
 /// `classes`, `key` its affinity key's hash, `tried` the engines it has tried (empty at first).
+#[inline]
 pub fn select(
     index: &PolicyIndex,
     class: u16,
@@ -144,54 +146,79 @@ pub fn select(
     let Some(class) = index.class(class) else {
         return Err(Refused::default());
     };
-    let question = Question { key, guards, tried };
+    let (slot, engine) = class.look_up(key);
+    if let Some(engine) = engine {
+        // Nothing to ask, as nearly always. Asked all at once: which of these speaks against an
+        // engine cannot be foreseen, whether one does can.
+        let open = index.gate(engine) == Gate::Open;
+        let clear = guards.words.load(engine).is_clear() & guards.back_offs.is_clear();
+        if open & clear & tried.is_empty() {
+            return Ok(Selection {
+                engine,
+                via: Via::Table,
+                table_slot: slot as u32,
+                table_len: class.table_len() as u32,
+            });
+        }
+    }
+    select_by_steps(index, class, key, guards, tried)
+}
+
+/// The choice where something speaks against the table's engine, or may.
+#[cold]
+#[inline(never)]
+fn select_by_steps(
+    index: &PolicyIndex,
+    class: &ClassIndex,
+    key: u64,
+    guards: &mut Guards<'_>,
+    tried: &Tried,
+) -> Result<Selection, Refused> {
+    let question = Question {
+        index,
+        key,
+        guards,
+        tried,
+    };
     let found = question
         .by_table(class)
         .or_else(|| {
             let standby = class.standby.iter().copied();
             question
-                .by_rendezvous(class, standby)
-                .map(|at| (at, Via::Standby))
+                .by_rendezvous(standby)
+                .map(|engine| (engine, Via::Standby))
         })
         .or_else(|| {
-            let equal = (0..class.candidates.len()).map(|at| (at as u16, 1.0));
+            let equal = class.eligible.iter().map(|&engine| (engine, 1.0));
             question
-                .by_rendezvous(class, equal)
-                .map(|at| (at, Via::Rest))
+                .by_rendezvous(equal)
+                .map(|engine| (engine, Via::Rest))
         });
-    let Some((at, via)) = found else {
+    let Some((engine, via)) = found else {
         return Err(question.count(class));
     };
-    let candidate = &class.candidates[usize::from(at)];
     if !guards.back_offs.is_clear() {
-        let generation = class.particulars[usize::from(at)].generation;
-        guards
-            .back_offs
-            .chosen(candidate.engine, generation, guards.now_ns);
+        let generation = index.particulars(engine).generation;
+        guards.back_offs.chosen(engine, generation, guards.now_ns);
     }
+    let (slot, first) = class.look_up(key);
     Ok(Selection {
-        engine: candidate.engine,
-        position: candidate.position,
-        pair: candidate.pair,
-        eligible: at,
+        engine,
         via,
-        table_slot: if class.table.is_empty() {
-            0
-        } else {
-            class.table_slot(key) as u32
-        },
-        table_len: class.table.len() as u32,
+        table_slot: first.map_or(0, |_| slot as u32),
+        table_len: class.table_len() as u32,
     })
 }
 
 /// One choice being made.
 struct Question<'a, 'g> {
+    index: &'a PolicyIndex,
     key: u64,
     guards: &'a Guards<'g>,
     tried: &'a Tried,
 }
 
-/// Why a candidate is not taken.
+/// Why an engine is not taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Refusal {
     Out,
@@ -204,18 +231,15 @@ enum Refusal {
 }
 
 impl Question<'_, '_> {
-    fn by_table(&self, class: &ClassIndex) -> Option<(u16, Via)> {
-        if class.table.is_empty() {
-            return None;
-        }
-        let first = class.table[class.table_slot(self.key)];
-        if self.refusal(class, first).is_none() {
+    fn by_table(&self, class: &ClassIndex) -> Option<(EngineSlot, Via)> {
+        let first = class.look_up(self.key).1?;
+        if self.refusal(first).is_none() {
             return Some((first, Via::Table));
         }
         (1..=REHASHES).find_map(|round| {
-            let at = class.table[class.table_slot(mix(self.key, round))];
-            let other = at != first && self.refusal(class, at).is_none();
-            other.then_some((at, Via::Rehash))
+            let engine = class.look_up(mix(self.key, round)).1?;
+            let other = engine != first && self.refusal(engine).is_none();
+            other.then_some((engine, Via::Rehash))
         })
     }
 
@@ -223,45 +247,43 @@ impl Question<'_, '_> {
     /// its weight, and leaving one out moves only its own keys.
     fn by_rendezvous(
         &self,
-        class: &ClassIndex,
-        weighted: impl Iterator<Item = (u16, f64)>,
-    ) -> Option<u16> {
+        weighted: impl Iterator<Item = (EngineSlot, f64)>,
+    ) -> Option<EngineSlot> {
         let mut best = None;
         let mut least = f64::INFINITY;
-        for (at, weight) in weighted {
-            let id_hash = class.particulars[usize::from(at)].id_hash;
+        for (engine, weight) in weighted {
+            let id_hash = self.index.particulars(engine).id_hash;
             let hash = mix(self.key ^ RENDEZVOUS_SALT, id_hash);
             let draw = negative_ln(hash) / weight;
             let willing = self
-                .refusal(class, at)
+                .refusal(engine)
                 .is_none_or(|r| r == Refusal::StandbyOnly);
             // Draws of tiny weights may all be infinite: the first then stands for them.
             if willing && (draw < least || best.is_none()) {
-                (best, least) = (Some(at), draw);
+                (best, least) = (Some(engine), draw);
             }
         }
         best
     }
 
-    /// Why the candidate at this position is not taken; none when it is.
-    fn refusal(&self, class: &ClassIndex, at: u16) -> Option<Refusal> {
-        let candidate = &class.candidates[usize::from(at)];
-        if self.tried.contains(candidate.engine) {
+    /// Why the engine is not taken; none when it is.
+    fn refusal(&self, engine: EngineSlot) -> Option<Refusal> {
+        if self.tried.contains(engine) {
             return Some(Refusal::Tried);
         }
         let mut standby_only = false;
-        match candidate.gate {
+        match self.index.gate(engine) {
             Gate::Open => {}
             Gate::StandbyOnly => standby_only = true,
             Gate::Draining => return Some(Refusal::Draining),
             Gate::Out => return Some(Refusal::Out),
             Gate::NoAllowance => return Some(Refusal::OverAllowance),
         }
-        let word = self.guards.words.load(candidate.engine);
+        let word = self.guards.words.load(engine);
         if word.is_clear() && self.guards.back_offs.is_clear() {
             return standby_only.then_some(Refusal::StandbyOnly);
         }
-        let particulars = &class.particulars[usize::from(at)];
+        let particulars = self.index.particulars(engine);
         if !word.is_clear() && word.generation() == particulars.generation {
             let state = word.unpack();
             if state.out {
@@ -279,22 +301,18 @@ impl Question<'_, '_> {
             }
             standby_only |= state.standby_only;
         }
-        let (engine, generation) = (candidate.engine, particulars.generation);
-        if !self
-            .guards
-            .back_offs
-            .admits(engine, generation, self.guards.now_ns)
-        {
+        let (back_offs, now_ns) = (&self.guards.back_offs, self.guards.now_ns);
+        if !back_offs.admits(engine, particulars.generation, now_ns) {
             return Some(Refusal::BackedOff);
         }
         standby_only.then_some(Refusal::StandbyOnly)
     }
 
-    /// Why every candidate refused.
+    /// Why every eligible engine refused.
     fn count(&self, class: &ClassIndex) -> Refused {
         let mut refused = Refused::default();
-        for at in 0..class.candidates.len() {
-            match self.refusal(class, at as u16) {
+        for &engine in class.eligible.iter() {
+            match self.refusal(engine) {
                 Some(Refusal::Out) => refused.out += 1,
                 Some(Refusal::Draining) => refused.draining += 1,
                 Some(Refusal::OverAllowance) => refused.over_allowance += 1,

@@ -150,8 +150,9 @@ pub(crate) fn choose(shard: &Shard, target: &Target, tried: &Tried) -> Result<Ch
     let engine = engines
         .of(selection.engine)
         .ok_or(Error::NoEligibleEngine)?;
+    let place = adopted.index.place_of(position, selection.engine);
     let class = &adopted.policy.classes[usize::from(position)];
-    let eligible = &class.eligible[usize::from(selection.eligible)];
+    let eligible = &class.eligible[usize::from(place.ok_or(Error::NoEligibleEngine)?)];
     Ok(Choice {
         engine: Rc::clone(engine),
         pair: (eligible.pair, eligible.pair_generation),
