@@ -210,19 +210,31 @@ unsafe impl Sync for Owned {}
 
 impl ShardPolicy {
     /// Takes up the newest policy; true when it changed. One atomic load when it did not.
+    #[inline]
     pub fn refresh(&mut self) -> bool {
         let newest = self.shared.current.load(Ordering::Acquire).cast_const();
         if newest == self.current {
             return false;
         }
+        self.take_up(newest);
+        true
+    }
+
+    /// The sentinel's core wrote the policy, and its caches hold it: what changed is fetched in one
+    /// go, in which the loads overlap, not one wait a request.
+    #[cold]
+    fn take_up(&mut self, newest: *const Adopted) {
         self.current = newest;
         self.store_running();
-        true
+        if let Some(adopted) = self.current() {
+            adopted.index.warm();
+        }
     }
 
     /// The policy this shard runs; none before the first. The borrow ends before the next
     /// `refresh`, so a request copies what it needs and holds nothing across an await.
     #[must_use]
+    #[inline]
     pub fn current(&self) -> Option<&Adopted> {
         // SAFETY: `self.current` is null or was loaded from `shared.current`. The publisher frees
         // a policy only when this shard's number is larger than the policy's. A larger number is
