@@ -15,8 +15,8 @@ use crate::sys::monotonic_ns;
 
 /// Calls of a batch.
 pub(super) const BATCH: usize = 16;
-/// Longest sample that is told apart from a longer one, in ticks: minutes.
-const MOST_TICKS: u64 = 1 << 40;
+/// Longest sample that is told apart from a longer one, in ticks: a second and more.
+const MOST_TICKS: u64 = u32::MAX as u64;
 /// A thread that was away comes back to caches that others filled: this long after, its samples
 /// say something about itself again.
 const SETTLED_NS: u64 = 4_000_000;
@@ -91,15 +91,17 @@ fn run<const CALLS: usize>(
     let mut taken = Taken::none(CALLS)?;
     let (began_ns, policies) = (monotonic_ns(), subject.taken_up());
     let mut calm = Calm::begin(began_ns);
+    // Half as wide as a reading, so that fewer lines of the nearest cache are theirs: seconds fit.
     let mut stretch = Vec::with_capacity(window.stretch as usize);
+    let narrow = |spent: u64| u32::try_from(spent).unwrap_or(u32::MAX);
     loop {
         stretch.clear();
         for _ in 1..window.stretch {
-            stretch.push(sample::<CALLS>(subject, asks).0);
+            stretch.push(narrow(sample::<CALLS>(subject, asks).0));
         }
         let before = subject.taken_up();
         let (spent, asked, chosen) = sample::<CALLS>(subject, asks);
-        stretch.push(spent);
+        stretch.push(narrow(spent));
         // A policy that came inside a batch: only the last call is sure to have gone by it.
         let unsure = if subject.taken_up() == before {
             0
@@ -174,8 +176,8 @@ impl Taken {
         })
     }
 
-    fn record(&mut self, stretch: &[u64], is_quiet: bool) {
-        for &spent in stretch {
+    fn record(&mut self, stretch: &[u32], is_quiet: bool) {
+        for spent in stretch.iter().copied().map(u64::from) {
             self.ticks.saturating_record(spent);
             if is_quiet {
                 self.quiet.saturating_record(spent);

@@ -157,8 +157,12 @@ impl Subject for Pointsman {
     }
 
     fn is_eligible(&self, ask: &Ask, chosen: u16) -> bool {
-        self.class(ask)
-            .is_some_and(|class| class.eligible.iter().any(|entry| entry.engine.0 == chosen))
+        // By halves: to read the whole list would push out of the caches what calls left there.
+        let place = |class: &Class| {
+            let entries = &class.eligible;
+            entries.binary_search_by_key(&chosen, |entry| entry.engine.0)
+        };
+        self.class(ask).is_some_and(|class| place(class).is_ok())
     }
 
     fn is_right(&self, ask: &Ask, chosen: u16) -> bool {
