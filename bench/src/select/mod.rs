@@ -1,8 +1,8 @@
 //! `pointsman-bench select`: what the choice of an engine costs, while policies change under it.
 //!
 //! The product's own code from the key's bytes to the engine accepted: one atomic load to learn of
-//! a new policy, the key's hash, the table, the guard word, the back-offs. Policies come from a
-//! real writer through a real region file and the product's sentinel. Not the whole request:
+//! a new policy, the key's hash, the table, the gate, the guard word, the back-offs. Policies come
+//! from a real writer through a real region file and the product's sentinel. Not the whole request:
 //! classification comes before, the connection after.
 
 use std::path::Path;
@@ -133,6 +133,7 @@ impl Bench<'_> {
             for (name, extent) in [
                 ("pointsman", Extent::Selection),
                 ("pointsman-served", Extent::AsServed),
+                ("bare", Extent::Bare),
             ] {
                 pointsman.extent = extent;
                 if let Some(calls) = self.args.calls {
@@ -251,8 +252,8 @@ mod tests {
     fn a_quick_run_measures_every_row_and_every_engine_is_the_keys_own() {
         let folder = folder().unwrap();
         let report = bench(&quick(), folder.path()).unwrap();
-        // Two of the timer; a fleet: two extents by two paces and two peers, alone and batched.
-        assert_eq!(report.rows.len(), 2 + 6 * (2 * 2 + 2) * 2);
+        // Two of the timer; a fleet: three extents by two paces and two peers, alone and batched.
+        assert_eq!(report.rows.len(), 2 + 6 * (3 * 2 + 2) * 2);
         for row in &report.rows {
             let calls_each = if row.system.ends_with("-batch16") {
                 16

@@ -1,5 +1,6 @@
 //! What is measured: the product's selection, and other ways to the same end.
 
+use std::hint::black_box;
 use std::sync::Arc;
 
 use pointsman_proxy::clock::monotonic_ns;
@@ -8,7 +9,7 @@ use pointsman_proxy::decide::guard::GuardTable;
 use pointsman_proxy::decide::key::{AffinityKey, KeySources};
 use pointsman_proxy::decide::select::{Guards, Tried, select};
 use pointsman_proxy::policy::ShardPolicy;
-use pointsman_shm::id::{ClassSlot, Generation, stable_hash};
+use pointsman_shm::id::{ClassSlot, EngineSlot, Generation, stable_hash};
 use pointsman_shm::policy::{Class, Policy};
 
 use super::cpu;
@@ -51,9 +52,12 @@ pub(super) enum Extent {
     /// From the key's bytes to the engine accepted.
     Selection,
     /// With what `serve` does on top of it: it finds the class by slot and generation, because the
-    /// policy may have changed since classification, and reads the clock where an engine is backed
-    /// off.
+    /// policy may have changed since classification, reads the clock where an engine is backed off,
+    /// and finds the engine's place in the class, by which it counts.
     AsServed,
+    /// The least that a table costs: the same table and the same look for a new policy, but nothing
+    /// asked of the engine that stands there.
+    Bare,
 }
 
 /// The product, as one shard runs it.
@@ -126,6 +130,7 @@ impl Subject for Pointsman {
         self.taken_up += u64::from(self.policy.refresh());
         let adopted = self.policy.current()?;
         let (class, now_ns) = match self.extent {
+            Extent::Bare => return bare(adopted.index.table_of(ask.class), &ask.key),
             Extent::Selection => (ask.class, self.now_ns),
             Extent::AsServed => {
                 let (slot, generation) = (ClassSlot(ask.class), Generation(1));
@@ -153,7 +158,11 @@ impl Subject for Pointsman {
             &mut guards,
             &Tried::default(),
         );
-        selected.ok().map(|selection| selection.engine.0)
+        let selection = selected.ok()?;
+        if self.extent == Extent::AsServed {
+            black_box((adopted.index.place_of(class, selection.engine)?, selection));
+        }
+        Some(selection.engine.0)
     }
 
     fn is_eligible(&self, ask: &Ask, chosen: u16) -> bool {
@@ -175,6 +184,13 @@ impl Subject for Pointsman {
     fn taken_up(&self) -> u64 {
         self.taken_up
     }
+}
+
+/// Hash, table, engine.
+#[inline]
+fn bare(table: &[EngineSlot], key: &[u8]) -> Option<u16> {
+    let slot = stable_hash(key) >> (64 - table.len().checked_ilog2()?);
+    table.get(slot as usize).map(|engine| engine.0)
 }
 
 // === impl Peer ===
