@@ -234,6 +234,11 @@ impl EngineConn2 {
         self.served.set(true);
     }
 
+    /// Turns of the connection so far: what comes for a stream comes in one.
+    pub(super) fn turns(&self) -> u64 {
+        self.line.turns()
+    }
+
     /// Bytes heard from the engine so far.
     fn heard_bytes(&self) -> u64 {
         self.line.counts.heard_bytes()

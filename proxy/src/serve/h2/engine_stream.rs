@@ -15,6 +15,7 @@ use h2::client::ResponseFuture;
 use h2::{Reason, RecvStream, SendStream};
 use http::Request;
 
+use super::STREAM_WINDOW;
 use super::engine_pool::Slot;
 use crate::clock::monotonic_ns;
 use crate::decide::retry::AttemptEnd;
@@ -35,7 +36,12 @@ pub(crate) struct Reply {
     gathered: Vec<u8>,
     /// Bytes that the client is being given, whose window the engine gets back afterwards.
     lent: usize,
+    /// Bytes that the client has, whose window the engine is yet to get back.
+    taken: usize,
     end: Option<End>,
+    /// The connection's turn in which all that had come was taken, and the task to be woken by more
+    /// was made known; none where something may be left.
+    quiet_since: Option<u64>,
     /// Its connection counts it as an answer under way.
     is_counted: bool,
     holder: Rc<Holder>,
@@ -166,7 +172,9 @@ impl Reply {
             receive,
             gathered: Vec::new(),
             lent: 0,
+            taken: 0,
             end: None,
+            quiet_since: None,
             is_counted: true,
             holder,
             slot,
@@ -178,14 +186,18 @@ impl Reply {
         poll_fn(|context| self.poll_gather(context)).await
     }
 
-    /// Takes what has come; ready when there is something to act on.
+    /// Takes what has come; ready when there is something to act on. One task only may wait for it:
+    /// as long as its connection had no further turn, `h2` is not asked again.
     pub(crate) fn poll_gather(&mut self, context: &mut Context<'_>) -> Poll<Gathered> {
         if self.end.is_none() {
             if self.holder.poll_given_up(context).is_ready() {
                 self.gathered = Vec::new();
                 self.end = Some(End::Failed(AttemptEnd::Ours));
-            } else if let Poll::Ready(end) = self.poll_end(context) {
-                self.end = Some(end);
+            } else if self.quiet_since != Some(self.slot.conn().turns()) {
+                match self.poll_end(context) {
+                    Poll::Ready(end) => self.end = Some(end),
+                    Poll::Pending => self.quiet_since = Some(self.slot.conn().turns()),
+                }
             }
             self.holder.set(self.gathered.len() + self.lent);
             if let Some(End::Whole(_)) = &self.end {
@@ -209,10 +221,12 @@ impl Reply {
         self.lent = into.len();
     }
 
-    /// The engine may send as much again as the client took.
+    /// The engine may send as much again as the client took. It is told of a share of the window, not
+    /// of every token.
     pub(crate) fn give_back(&mut self) {
-        let taken = std::mem::take(&mut self.lent);
-        if taken > 0 {
+        self.taken += std::mem::take(&mut self.lent);
+        if self.taken >= GIVEN_BACK_BYTES {
+            let taken = std::mem::take(&mut self.taken);
             // Refused only for more than came.
             let _ = self.receive.flow_control().release_capacity(taken);
         }
@@ -311,6 +325,10 @@ impl Drop for Reply {
         }
     }
 }
+
+/// Bytes of a stream's window that are given back together: few, so that an engine has nearly all of
+/// it. `h2` itself says nothing below a third of the window.
+const GIVEN_BACK_BYTES: usize = STREAM_WINDOW as usize / 8;
 
 /// How long an engine gets to end an answer whose last byte is there.
 const FINISH: std::time::Duration = std::time::Duration::from_secs(1);

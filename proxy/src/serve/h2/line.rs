@@ -36,6 +36,8 @@ pub(super) struct Line {
     writing_since_ns: Cell<u64>,
     /// Reads that this turn may still begin.
     reads_left: Cell<u32>,
+    /// Turns so far.
+    turns: Cell<u64>,
 }
 
 /// The end of the line that `h2` holds.
@@ -125,6 +127,7 @@ impl Line {
             outbox: RefCell::default(),
             writing_since_ns: Cell::new(0),
             reads_left: Cell::new(READS_A_TURN),
+            turns: Cell::new(0),
         };
         line.inbox
             .borrow_mut()
@@ -132,9 +135,15 @@ impl Line {
         Rc::new(line)
     }
 
-    /// A turn of the connection begins.
+    /// A turn of the connection begins, in which `h2` may find something for its streams.
     pub(super) fn begin_turn(&self) {
         self.reads_left.set(READS_A_TURN);
+        self.turns.set(self.turns.get() + 1);
+    }
+
+    /// Turns begun so far. Between two of them nothing comes for a stream.
+    pub(super) fn turns(&self) -> u64 {
+        self.turns.get()
     }
 
     /// Hands what was gathered to the kernel; at the end of a turn.
@@ -175,6 +184,14 @@ impl Line {
     /// When the write under way began; none while there is none.
     pub(super) fn writing_since_ns(&self) -> Option<u64> {
         Some(self.writing_since_ns.get()).filter(|&since_ns| since_ns > 0)
+    }
+}
+
+impl Drop for Pipe {
+    // With it ends its connection, of which the streams left learn: its last turn, however it came
+    // to its end.
+    fn drop(&mut self) {
+        self.0.begin_turn();
     }
 }
 

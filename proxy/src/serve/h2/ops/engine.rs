@@ -308,6 +308,7 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
+    use crate::decide::retry::AttemptEnd;
     use crate::serve::testing::{on_both_drivers, pair};
     use crate::serve::turn;
 
@@ -316,6 +317,53 @@ mod tests {
         0, 0, 0, 4, 0, 0, 0, 0, 0, //
         0, 0, 1, 1, 5, 0, 0, 0, 1, 0x88,
     ];
+
+    /// A reply that waits asks `h2` only after a turn of its connection, and learns of its end however
+    /// that comes: here its driver is dropped, as a panic would drop it.
+    #[test]
+    fn a_reply_hears_what_a_turn_brought_and_the_end_of_its_connection() {
+        on_both_drivers(|| async {
+            let world = World::new();
+            let wanted = Wanted {
+                answers: Answers::Streams,
+                is_replay: false,
+            };
+            let mut context = Context::from_waker(Waker::noop());
+            let room = world.pools.poll_room(&world.engine, wanted, &context);
+            let Poll::Ready(Room::Connect(ticket)) = room else {
+                panic!("a connection may be made");
+            };
+            let (socket, mut peer) = pair().await;
+            let (slot, driver) = world.pools.begin(ticket, socket).await.unwrap();
+            let mut driver = Box::pin(driver);
+            let request = Request::post("http://e/").body(()).unwrap();
+            let mut sender = slot.conn().sender().unwrap();
+            let (mut response, _upload) = sender.send_request(request, true).unwrap();
+            peer.write_all(&ANSWER[..13]).unwrap();
+            peer.write_all(&[4, 0, 0, 0, 1, 0x88]).unwrap();
+            let response = poll_fn(|context| {
+                assert!(driver.as_mut().poll(context).is_pending());
+                std::pin::Pin::new(&mut response).poll(context)
+            });
+            let body = response.await.unwrap().into_body();
+            let mut reply = Reply::new(body, world.budget.holder(), slot);
+            assert_eq!(reply.poll_gather(&mut context), Poll::Pending);
+            peer.write_all(&[0, 0, 2, 0, 0, 0, 0, 0, 1, b'h', b'i'])
+                .unwrap();
+            let came = poll_fn(|context| {
+                assert!(driver.as_mut().poll(context).is_pending());
+                reply.poll_gather(&mut Context::from_waker(Waker::noop()))
+            });
+            assert_eq!(came.await, Gathered::More);
+            let mut into = Vec::new();
+            reply.take(&mut into);
+            assert_eq!(into, b"hi");
+            assert_eq!(reply.poll_gather(&mut context), Poll::Pending);
+            drop(driver);
+            let end = reply.poll_gather(&mut context);
+            assert_eq!(end, Poll::Ready(Gathered::Failed(AttemptEnd::MidBody)));
+        });
+    }
 
     /// An engine that answers and closes before it has read all: our next write fails, and what it
     /// said is still to be read.
