@@ -10,6 +10,7 @@ use h2::server::SendResponse;
 use h2::{Reason, SendStream};
 use http::{HeaderMap, Response};
 
+use super::SEND_BUFFER;
 use super::owed::{Owed, Tails};
 use crate::serve::holder::Holder;
 use crate::wire::trailers::map_of;
@@ -90,6 +91,13 @@ impl AnswerOut {
             return Poll::Ready(Err(Reset));
         };
         let mut is_ended = false;
+        if self.is_clear_for(rest) {
+            let now = rest.split_to(rest.len());
+            is_ended = ends && !has_trailers;
+            if stream.send_data(now, is_ended).is_err() {
+                return Poll::Ready(Err(Reset));
+            }
+        }
         while !rest.is_empty() {
             stream.reserve_capacity(rest.len());
             let granted = match stream.capacity() {
@@ -114,6 +122,13 @@ impl AnswerOut {
             _ => None,
         };
         Poll::Ready(ended.unwrap_or(Ok(())).map_err(|_| Reset))
+    }
+
+    /// Whether `rest` is all that the client is owed, and no more than may wait for its window: then
+    /// its window need not be asked for first. Asking wakes the task that asks, for another look at
+    /// all that it waits for.
+    fn is_clear_for(&self, rest: &Owed) -> bool {
+        !rest.is_empty() && rest.len() <= SEND_BUFFER && self.holder.owed() == rest.len()
     }
 
     /// Ready when the client takes no more, or is given up for what it holds.

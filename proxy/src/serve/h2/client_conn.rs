@@ -14,12 +14,12 @@ use h2::server::{Connection, SendResponse};
 use h2::{Reason, RecvStream};
 use http::Request;
 
-use super::STREAM_WINDOW;
 use super::answer::AnswerOut;
 use super::body_in::BodyIn;
 use super::count::{Allowance, Counts};
 use super::line::{Line, Pipe, Pushed, Reading};
 use super::owed::{Owed, Tails};
+use super::{SEND_BUFFER, STREAM_WINDOW};
 use crate::clock::monotonic_ns;
 use crate::error::Error;
 use crate::serve::alarm::{Alarm, Ring};
@@ -37,8 +37,6 @@ use crate::wire::request_head::RequestHead;
 
 /// Time between two looks at a connection, nanoseconds.
 const LOOK_NS: u64 = 1_000_000_000;
-/// Bytes of one answer that wait inside `h2`; they are counted where they are.
-const SEND_BUFFER: usize = 64 * 1024;
 
 /// A connection as its driver sees it.
 struct ClientConn {

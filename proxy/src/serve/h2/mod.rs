@@ -41,6 +41,9 @@ const STREAM_WINDOW: u32 = 64 * 1024;
 /// Bytes that may be under way on a stream with a whole answer.
 const WHOLE_WINDOW: u32 = 256 * 1024;
 
+/// Bytes of one answer that wait inside `h2` for its client; they are counted where they are.
+const SEND_BUFFER: usize = 64 * 1024;
+
 const _: () = assert!(
     MAX_STREAMS * (WHOLE_WINDOW as usize) < 1 << 31,
     "the window of all streams together must be one that a connection can have"
