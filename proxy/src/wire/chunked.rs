@@ -62,6 +62,9 @@ pub const MAX_EXTENSION_BYTES: u32 = 16 * 1024;
 /// Most bytes of trailers in one body.
 pub const MAX_TRAILER_BYTES: u32 = 8 * 1024;
 
+const LINE_END: &[u8] = b"\r\n";
+/// Most hex digits of a chunk that is taken as a whole: none larger is read at once.
+const WHOLE_SIZE_DIGITS: usize = 6;
 /// Most hex digits of a size, leading zeros included: more than any body bound needs.
 const MAX_SIZE_DIGITS: u8 = 15;
 
@@ -144,6 +147,15 @@ impl ChunkedReader {
         let mut at = 0;
         let mut before_trailers = self.is_in_trailers().then_some(0);
         while at < input.len() && self.state != State::Ended {
+            if let State::Size { digits: 0, .. } = self.state
+                && let Some(payload) = whole_chunk(&input[at..])
+            {
+                self.payload_bytes += payload.len() as u64;
+                let end = at + payload.end;
+                on_payload(at + payload.start..end);
+                at = end + LINE_END.len();
+                continue;
+            }
             if let State::Payload { left } = self.state {
                 let take = usize::try_from(left)
                     .unwrap_or(usize::MAX)
@@ -297,6 +309,29 @@ impl ChunkedReader {
             _ => Err(ChunkedError::Trailer),
         }
     }
+}
+
+/// Where the payload lies of a chunk that stands whole at the start of `bytes`, without extensions and
+/// not the last: what nearly all chunks of a stream are. Of any other kind the steps say what it is.
+fn whole_chunk(bytes: &[u8]) -> Option<Range<usize>> {
+    let mut size = 0;
+    let mut digits = 0;
+    while digits < WHOLE_SIZE_DIGITS {
+        let digit = match *bytes.get(digits)? {
+            byte @ b'0'..=b'9' => byte - b'0',
+            byte @ b'a'..=b'f' => byte - b'a' + 10,
+            byte @ b'A'..=b'F' => byte - b'A' + 10,
+            _ => break,
+        };
+        size = size << 4 | usize::from(digit);
+        digits += 1;
+    }
+    let start = digits + LINE_END.len();
+    let end = start + size;
+    let is_whole = size > 0
+        && bytes.get(digits..start) == Some(LINE_END)
+        && bytes.get(end..end + LINE_END.len()) == Some(LINE_END);
+    is_whole.then_some(start..end)
 }
 
 fn size_step(size: u64, digits: u8, byte: u8) -> Result<State, ChunkedError> {
