@@ -88,6 +88,26 @@ enum Responses {
     Other,
 }
 
+/// A key that says something, by what it says.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Key {
+    /// Generated text.
+    Text,
+    Delta,
+    Type,
+    Object,
+    Error,
+    Usage,
+    /// Counts of tokens: of the prompt, generated, and found in the cache.
+    Prompt,
+    Output,
+    Cached,
+    /// Found in the cache and not among the prompt's.
+    CachedApart,
+    /// Others that are not among the prompt's.
+    Apart,
+}
+
 /// Token counts, as keys bring them.
 #[derive(Default)]
 struct Counts {
@@ -101,14 +121,13 @@ struct Counts {
 }
 
 impl Found {
-    fn note(&mut self, key: &[u8], value: &[u8]) {
+    fn note(&mut self, key: Key, value: &[u8]) {
         match key {
-            b"content" | b"text" | b"reasoning_content" | b"reasoning" | b"thinking"
-            | b"arguments" | b"partial_json" | b"refusal" => self.text |= is_text(value),
-            b"delta" => self.delta |= is_text(value),
-            b"type" => self.note_type(value),
-            b"object" => self.error |= value.starts_with(b"\"error\""),
-            b"error" => self.error |= matches!(value, [b'{' | b'"', ..]),
+            Key::Text => self.text |= is_text(value),
+            Key::Delta => self.delta |= is_text(value),
+            Key::Type => self.note_type(value),
+            Key::Object => self.error |= value.starts_with(b"\"error\""),
+            Key::Error => self.error |= matches!(value, [b'{' | b'"', ..]),
             _ => self.counts.note(key, value),
         }
     }
@@ -144,28 +163,24 @@ impl Found {
 }
 
 impl Counts {
-    fn note(&mut self, key: &[u8], value: &[u8]) {
-        if key == b"usage" {
+    fn note(&mut self, key: Key, value: &[u8]) {
+        if key == Key::Usage {
             self.begun |= value.first() == Some(&b'{');
             return;
         }
         if !self.begun {
             return;
         }
+        if matches!(key, Key::CachedApart | Key::Apart) {
+            self.apart = self.apart.saturating_add(number(value).unwrap_or(0));
+        }
         let slot = match key {
-            b"prompt_tokens" | b"input_tokens" => &mut self.prompt,
-            b"completion_tokens" | b"output_tokens" => &mut self.output,
-            b"cached_tokens" | b"cache_read_input_tokens" => &mut self.cached,
-            b"cache_creation_input_tokens" => {
-                self.apart = self.apart.saturating_add(number(value).unwrap_or(0));
-                return;
-            }
+            Key::Prompt => &mut self.prompt,
+            Key::Output => &mut self.output,
+            Key::Cached | Key::CachedApart => &mut self.cached,
             _ => return,
         };
         *slot = number(value).or(*slot);
-        if key == b"cache_read_input_tokens" {
-            self.apart = self.apart.saturating_add(number(value).unwrap_or(0));
-        }
     }
 
     fn usage(&self) -> Option<Usage> {
@@ -179,16 +194,48 @@ impl Counts {
     }
 }
 
-/// Longest key that is compared with anything.
-const MAX_KEY_BYTES: usize = 32;
+/// The key that ends before a colon, if it is one that says something; `bytes` ends there. White space
+/// before a colon is legal, but nobody writes it: then there is no key, only an event measured less
+/// well.
+#[inline]
+fn key_before(bytes: &[u8]) -> Option<Key> {
+    let [.., last, b'"'] = bytes else {
+        return None;
+    };
+    let is = |key: &[u8]| bytes.ends_with(key);
+    let key = match last {
+        b't' if is(b"\"content\"") || is(b"\"text\"") || is(b"\"reasoning_content\"") => Key::Text,
+        b'g' if is(b"\"reasoning\"") || is(b"\"thinking\"") => Key::Text,
+        b's' if is(b"\"arguments\"") => Key::Text,
+        b'n' if is(b"\"partial_json\"") => Key::Text,
+        b'l' if is(b"\"refusal\"") => Key::Text,
+        b'a' if is(b"\"delta\"") => Key::Delta,
+        b'e' if is(b"\"type\"") => Key::Type,
+        b't' if is(b"\"object\"") => Key::Object,
+        b'r' if is(b"\"error\"") => Key::Error,
+        b'e' if is(b"\"usage\"") => Key::Usage,
+        b's' if is(b"_tokens\"") => return count_before(bytes),
+        _ => return None,
+    };
+    Some(key)
+}
 
-/// The key that ends before a colon; `bytes` ends there. White space before a colon is legal, but
-/// nobody writes it: then there is no key, only an event measured less well.
-fn key_before(bytes: &[u8]) -> Option<&[u8]> {
-    let key = bytes.strip_suffix(b"\"")?;
-    let window = key.len().saturating_sub(MAX_KEY_BYTES);
-    let open = memchr::memrchr(b'"', &key[window..])?;
-    Some(&key[window + open + 1..])
+/// The key of a token count that ends `bytes`.
+fn count_before(bytes: &[u8]) -> Option<Key> {
+    let is = |key: &[u8]| bytes.ends_with(key);
+    if is(b"\"prompt_tokens\"") || is(b"\"input_tokens\"") {
+        Some(Key::Prompt)
+    } else if is(b"\"completion_tokens\"") || is(b"\"output_tokens\"") {
+        Some(Key::Output)
+    } else if is(b"\"cached_tokens\"") {
+        Some(Key::Cached)
+    } else if is(b"\"cache_read_input_tokens\"") {
+        Some(Key::CachedApart)
+    } else if is(b"\"cache_creation_input_tokens\"") {
+        Some(Key::Apart)
+    } else {
+        None
+    }
 }
 
 fn skip_white(bytes: &[u8]) -> &[u8] {

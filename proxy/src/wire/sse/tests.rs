@@ -222,11 +222,14 @@ fn deltas_of_every_shape() {
         "{\"choices\": [{\"delta\": {\"role\": \"assistant\", \"content\": \" \"}}]}",
         "{\"choices\":[{\"delta\":{\"content\":null,\"reasoning_content\":\"x\"}}]}",
         "{\"choices\":[{\"delta\":{\"tool_calls\":[{\"function\":{\"arguments\":\"{\"}}]}}]}",
+        "{\"choices\":[{\"delta\":{\"reasoning\":\"x\"}}]}",
+        "{\"choices\":[{\"delta\":{\"refusal\":\"x\"}}]}",
         "{\"choices\":[{\"text\":\"\\n\"}]}",
         "{\"type\":\"response.output_text.delta\",\"delta\":\"x\"}",
         "{\"delta\":\"x\",\"type\":\"response.reasoning_text.delta\"}",
         "{\"type\":\"content_block_delta\",\"delta\":{\"type\":\"text_delta\",\"text\":\"x\"}}",
         "{\"type\":\"content_block_delta\",\"delta\":{\"thinking\":\"x\"}}",
+        "{\"type\":\"content_block_delta\",\"delta\":{\"partial_json\":\"{\"}}",
     ] {
         assert_eq!(one(text), DELTA, "{text}");
     }
@@ -240,6 +243,8 @@ fn deltas_of_every_shape() {
         "{\"type\":\"content_block_start\",\"content_block\":{\"type\":\"text\",\"text\":\"\"}}",
         "{\"type\":\"ping\"}",
         "{\"x\":\"\\\"content\\\":\\\"y\\\"\"}",
+        "{\"discontent\":\"x\",\"my_text\":\"x\",\"content \":\"x\",\"\":\"x\"}",
+        "{\"usage\":{\"total_tokens\":7,\"my_prompt_tokens\":9,\"_tokens\":1}}",
     ] {
         assert_eq!(one(empty), NOTHING, "{empty}");
     }
