@@ -78,6 +78,8 @@ pub(crate) struct Stream<'a> {
     out: Vec<u8>,
     /// When the request was sent.
     begun_ns: u64,
+    /// When the clock was last read: what is done at once goes by it.
+    now_ns: u64,
     /// The engine's connection takes another request, if the answer ends where it should.
     engine_keeps: bool,
     /// Whether the first token went to the client.
@@ -158,6 +160,7 @@ impl<'a> Stream<'a> {
             input,
             out,
             begun_ns,
+            now_ns: begun_ns,
             engine_keeps: answer.head.keep_alive && answer.sent_ns.is_some(),
             has_token: false,
             seen: false,
@@ -192,6 +195,7 @@ impl<'a> Stream<'a> {
                     if let Outbound::Stream(stream) = &self.client.outbound {
                         stream.hold_trailers(self.source.trailers());
                     }
+                    self.now_ns = monotonic_ns();
                     self.write(true).await?;
                     return Ok(Ending::Whole { reusable: false });
                 }
@@ -242,12 +246,14 @@ impl<'a> Stream<'a> {
         if let Outbound::Stream(stream) = &self.client.outbound {
             stream.hold_trailers(self.trailers());
         }
+        self.now_ns = monotonic_ns();
         self.write(true).await
     }
 
     /// Takes what was read: measures it, and leaves in the buffers what goes to the client.
     fn take(&mut self) -> Result<Taken, ChunkedError> {
         let now_ns = monotonic_ns();
+        self.now_ns = now_ns;
         self.pieces.note(self.input.len());
         let (meter, tally) = (&mut self.meter, &self.tally);
         self.relay.take(&mut self.input, &mut self.out, |payload| {
@@ -255,7 +261,8 @@ impl<'a> Stream<'a> {
         })
     }
 
-    /// Writes what is in `out`, then `input`: in one write as long as `out` holds the head.
+    /// Writes what is in `out`, then `input`, right after the clock was read: in one write as long as
+    /// `out` holds the head.
     async fn write(&mut self, ends: bool) -> Result<(), Interrupt> {
         let has_out = !self.out.is_empty();
         if has_out {
@@ -265,7 +272,8 @@ impl<'a> Stream<'a> {
         // A stream's end is said even where nothing else is.
         if !self.input.is_empty() || ends && self.client.is_stream() {
             cut_off(&mut self.seen, self.body);
-            self.client.set_deadline(now_after(self.patience.idle_ns));
+            let due_ns = self.now_ns.saturating_add(self.patience.idle_ns);
+            self.client.set_deadline(due_ns);
             let write = self.client.write(std::mem::take(&mut self.input), ends);
             // A client that holds too much is as one that takes nothing.
             let written = self.source.gather_during(pin!(write)).await;
