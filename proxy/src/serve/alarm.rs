@@ -9,6 +9,8 @@ use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::task::{Context, Poll, Waker};
 
+use super::bell::is_same;
+
 /// All alarms of a shard.
 #[derive(Default)]
 pub(crate) struct Alarms {
@@ -117,7 +119,7 @@ impl Alarm {
         }
         let mut waker = self.entry.waker.borrow_mut();
         match &*waker {
-            Some(known) if known.will_wake(context.waker()) => {}
+            Some(known) if is_same(known, context.waker()) => {}
             _ => *waker = Some(context.waker().clone()),
         }
         Poll::Pending

@@ -10,6 +10,7 @@ use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::task::{Context, Poll, Waker};
 
+use super::bell::is_same;
 use super::body::Budget;
 
 /// What one stream holds.
@@ -101,7 +102,7 @@ impl Holder {
         }
         let mut waker = self.waker.borrow_mut();
         match &*waker {
-            Some(known) if known.will_wake(context.waker()) => {}
+            Some(known) if is_same(known, context.waker()) => {}
             _ => *waker = Some(context.waker().clone()),
         }
         Poll::Pending

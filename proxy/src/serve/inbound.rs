@@ -11,9 +11,11 @@ use std::future::poll_fn;
 use std::io;
 use std::pin::Pin;
 use std::rc::Rc;
-use std::task::{Context, Poll, ready};
+use std::sync::Arc;
+use std::task::{Context, Poll, Waker, ready};
 use std::time::Duration;
 
+use super::bell::Bell;
 use super::input::Input;
 use super::sys::{Socket, is_transient};
 
@@ -39,6 +41,9 @@ struct Wait {
     /// Never ends; what it waited for is there when `is_over`.
     waiting: Pin<Box<dyn Future<Output = ()>>>,
     is_over: Rc<Cell<bool>>,
+    /// It is under way, and rings the bell at its end.
+    is_begun: bool,
+    bell: Arc<Bell>,
 }
 
 /// Takes in a row without a wait between them: a client that sends faster than it is read is not the
@@ -208,14 +213,25 @@ impl Inbound {
         Poll::Ready(())
     }
 
+    /// A wait that is under way is only looked at when it rang: whoever waits for something else
+    /// beside it, as a stream does for each token, asks often.
     fn poll_readable(&mut self, context: &mut Context<'_>) -> Poll<()> {
         let socket = &self.socket;
-        let wait = self.wait.get_or_insert_with(|| Wait::on(socket));
-        let polled = wait.waiting.as_mut().poll(context);
+        let wait = self.wait.get_or_insert_with(|| Wait::on(socket, context));
+        if !wait.bell.is_for(context) {
+            wait.bell = Bell::new(context);
+        }
+        let has_rung = wait.bell.take_ring();
+        if wait.is_begun && !has_rung {
+            return Poll::Pending;
+        }
+        let waker = Waker::from(Arc::clone(&wait.bell));
+        let polled = wait.waiting.as_mut().poll(&mut Context::from_waker(&waker));
         debug_assert!(polled.is_pending(), "it waits for ever");
-        match wait.is_over.take() {
-            true => Poll::Ready(()),
-            false => Poll::Pending,
+        wait.is_begun = !wait.is_over.take();
+        match wait.is_begun {
+            true => Poll::Pending,
+            false => Poll::Ready(()),
         }
     }
 
@@ -236,7 +252,7 @@ impl Inbound {
 }
 
 impl Wait {
-    fn on(socket: &Rc<Socket>) -> Self {
+    fn on(socket: &Rc<Socket>, context: &Context<'_>) -> Self {
         let (socket, is_over) = (Rc::clone(socket), Rc::new(Cell::new(false)));
         let over = Rc::clone(&is_over);
         let waiting = Box::pin(async move {
@@ -253,7 +269,12 @@ impl Wait {
                 .await;
             }
         });
-        Self { waiting, is_over }
+        Self {
+            waiting,
+            is_over,
+            is_begun: false,
+            bell: Bell::new(context),
+        }
     }
 }
 

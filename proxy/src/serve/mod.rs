@@ -8,6 +8,7 @@
 
 mod alarm;
 mod attempt;
+mod bell;
 mod body;
 mod buffers;
 mod client;

@@ -13,6 +13,8 @@ use std::cell::{Cell, RefCell};
 use std::future::poll_fn;
 use std::task::{Poll, Waker};
 
+use super::bell::is_same;
+
 /// A thread's present turn.
 struct Turn {
     has_written: Cell<bool>,
@@ -46,7 +48,7 @@ pub(crate) async fn mark() {
             turn.has_written.set(false);
             let is_known = matches!(
                 &*turn.marker.borrow(),
-                Some(known) if known.will_wake(context.waker())
+                Some(known) if is_same(known, context.waker())
             );
             if !is_known {
                 // Dropped when nothing is borrowed any more: it may end the task that it wakes.

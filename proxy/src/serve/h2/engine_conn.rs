@@ -19,6 +19,7 @@ use super::count::{Allowance, Counts};
 use super::line::{Line, Pipe, Pushed, Reading};
 use super::waiters::Waiters;
 use super::{MAX_STREAMS, Rules};
+use crate::serve::bell::is_same;
 use crate::serve::engines::EngineView;
 use crate::serve::pool::Open;
 use crate::serve::sys::Socket;
@@ -317,7 +318,7 @@ impl EngineConn2 {
     fn watch(&self, context: &Context<'_>) {
         let mut driver = self.driver.borrow_mut();
         match &*driver {
-            Some(known) if known.will_wake(context.waker()) => {}
+            Some(known) if is_same(known, context.waker()) => {}
             _ => *driver = Some(context.waker().clone()),
         }
     }

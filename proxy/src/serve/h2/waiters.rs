@@ -3,6 +3,8 @@
 use std::cell::RefCell;
 use std::task::{Context, Waker};
 
+use crate::serve::bell::is_same;
+
 /// Who waits.
 #[derive(Default)]
 pub(super) struct Waiters(RefCell<Vec<Waker>>);
@@ -11,8 +13,9 @@ impl Waiters {
     /// Wakes the present task at the next change. A task that waits twice is woken twice.
     pub(super) fn add(&self, context: &Context<'_>) {
         let mut wakers = self.0.borrow_mut();
-        if !wakers.iter().any(|known| known.will_wake(context.waker())) {
-            wakers.push(context.waker().clone());
+        let waker = context.waker();
+        if !wakers.iter().any(|known| is_same(known, waker)) {
+            wakers.push(waker.clone());
         }
     }
 
