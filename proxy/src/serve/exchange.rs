@@ -361,6 +361,31 @@ mod tests {
         });
     }
 
+    /// More parts than go into one call, and more bytes than the kernel has room for.
+    #[test]
+    fn a_body_arrives_whole_whatever_the_kernel_takes_at_a_time() {
+        on_both_drivers(|| async {
+            let sent: Vec<u8> = (0..3_000_001_u32).map(|at| (at % 251) as u8).collect();
+            let mut body = Body::new(&Budget::new(64 << 20));
+            for part in sent.chunks(100_003) {
+                body.push(part, 0).unwrap();
+            }
+            body.finish();
+            assert!(body.look(|pieces| pieces.len() > 2 * PARTS));
+            let answer = exchanged(b"POST".to_vec(), Some(body), move |mut peer| {
+                let mut got = vec![0; 4 + sent.len()];
+                for part in got.chunks_mut(10_007) {
+                    peer.read_exact(part).unwrap();
+                }
+                assert!(got.starts_with(b"POST") && got[4..] == sent);
+                peer.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")
+                    .unwrap();
+            });
+            let answer = answer.await.unwrap();
+            assert_eq!((answer.head.status, answer.sent_ns.is_some()), (200, true));
+        });
+    }
+
     #[test]
     fn a_close_tells_whether_anything_was_heard_before() {
         on_both_drivers(|| async {

@@ -42,7 +42,11 @@ impl<'a> Sending<'a> {
         if !body.is_whole() {
             return None;
         }
+        let is_apart = body.flow().is_some() || body.len() > BESIDE_HEAD;
+        let beside = if is_apart { 0 } else { body.len() };
         let mut out = buffers.take();
+        // Exactly, or a buffer that is used for reads after this would have twice their size.
+        out.reserve_exact(self.head.len + engine.authority.len() + 256 + beside);
         let request = EngineRequest {
             authority: &engine.authority,
             framing: body.framing(),
@@ -50,7 +54,7 @@ impl<'a> Sending<'a> {
             request_id: self.id,
         };
         write_request(&mut out, self.head, self.bytes, &request);
-        if body.flow().is_some() || body.len() > BESIDE_HEAD {
+        if is_apart {
             return Some(Outgoing {
                 head: out,
                 body: Some(body),
