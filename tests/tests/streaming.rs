@@ -9,7 +9,9 @@ use std::time::Duration;
 
 use pointsman_tests::both_drivers;
 use pointsman_tests::client::{CHAT, STREAMED, UNARY, chat, post_with};
+use pointsman_tests::client2::post2;
 use pointsman_tests::engine::{Conn, Engine, Gate};
+use pointsman_tests::engine2::Engine2;
 use pointsman_tests::policy::Draft;
 use pointsman_tests::proxy::{Driver, Proxy};
 use pointsman_tests::wait::{SOON, eventually_equals};
@@ -18,6 +20,7 @@ use pointsman_tests::wire::Ending;
 both_drivers!(
     a01_a_client_that_leaves_in_silence_frees_the_engine,
     a02_a_broken_stream_stays_broken,
+    a02_a_stream_that_ends_without_its_terminal_event_is_counted,
     a03_any_split_of_the_bytes_arrives_unchanged,
     a04_a_failure_status_arrives_with_its_body,
     a06_each_timer_minds_its_own_phase,
@@ -30,6 +33,8 @@ both_drivers!(
     a14_a_last_line_without_newline_arrives,
     a15_comments_and_split_events_are_relayed_verbatim,
 );
+
+const UNFINISHED: &str = "pointsman_proxy_streams_unfinished_total";
 
 fn a01_a_client_that_leaves_in_silence_frees_the_engine(driver: Driver) {
     let engine = Engine::start(|conn| {
@@ -79,6 +84,7 @@ fn a01_a_client_that_leaves_in_silence_frees_the_engine(driver: Driver) {
     proxy.await_metric("pointsman_proxy_attempts_total", &outcome, count);
     proxy.await_metric("pointsman_proxy_attempts_total", &[], count);
     proxy.await_metric("pointsman_proxy_retries_total", &[], 0.0);
+    assert_eq!(proxy.metrics().sum(UNFINISHED, &[]), 0.0);
 }
 
 fn a02_a_broken_stream_stays_broken(driver: Driver) {
@@ -129,12 +135,77 @@ fn a02_a_broken_stream_stays_broken(driver: Driver) {
     }
     let broken = [("outcome", "mid_stream_reset")];
     proxy.await_metric("pointsman_proxy_attempts_total", &broken, 4.0);
+    assert_eq!(proxy.metrics().sum(UNFINISHED, &[]), 0.0, "counted twice");
     // Without any length the end of the connection is the end of the body: nothing to repair.
     let answer = proxy.ask(post_with(CHAT, "X-Way: none\r\n", STREAMED));
     assert_eq!((answer.status(), answer.text()), (200, EVENT));
     assert_ne!(answer.ending, Ending::Broken);
     assert_eq!(engine.connections(), 5, "a broken stream was tried again");
     proxy.await_rest();
+    proxy.await_metric(UNFINISHED, &[("engine", "E1")], 1.0);
+}
+
+/// How a stream goes on behind its only token, and how often that is counted: a terminal event or an
+/// error is an end, with or without a line end, and nothing else is.
+const LAST: [(&str, usize); 6] = [
+    ("", 1),
+    ("data: [DONE]\n\n", 0),
+    ("data: [DONE]", 0),
+    (": [DONE]\n\ndata: {\"usage\":{}}\n\ndata: [DO", 1),
+    ("data: {\"type\":\"message_stop\"}\n\n", 0),
+    ("data: {\"error\":{\"message\":\"x\",\"code\":500}}\n\n", 0),
+];
+
+/// The stream that a request asks for by its number.
+fn ends_in(number: &str) -> String {
+    let token = "data: {\"choices\":[{\"index\":0,\"delta\":{\"content\":\"a\"}}]}\n\n";
+    token.to_owned() + LAST[number.parse::<usize>().unwrap()].0
+}
+
+fn a02_a_stream_that_ends_without_its_terminal_event_is_counted(driver: Driver) {
+    let chunked = Engine::serving(|conn, request| {
+        conn.stream_head();
+        conn.chunk(ends_in(request.header("x-last").unwrap()));
+        conn.end_stream();
+    });
+    let closing = Engine::start(|conn| {
+        let Some(request) = conn.request() else {
+            return;
+        };
+        let body = ends_in(request.header("x-last").unwrap());
+        conn.send(format!(
+            "HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\n{body}"
+        ));
+    });
+    let builder = h2::server::Builder::new();
+    let streams = Engine2::start(builder, |request, mut answer| async move {
+        let number = request.head.headers()["x-last"].to_str().unwrap();
+        answer.event_stream();
+        answer.send(ends_in(number).as_bytes(), true).await;
+    });
+    for draft in [
+        Draft::single(chunked.address()),
+        Draft::single(closing.address()),
+        Draft::single(streams.address()).http2(),
+    ] {
+        let proxy = Proxy::start(driver, &draft);
+        let (mut asked, mut counted) = (0, 0);
+        for (number, (last, counts)) in LAST.iter().enumerate() {
+            let (number, body) = (number.to_string(), ends_in(&number.to_string()));
+            let fields = format!("X-Last: {number}\r\n");
+            let one = proxy.ask(post_with(CHAT, &fields, STREAMED));
+            assert_eq!((one.status(), one.text()), (200, &*body));
+            assert_eq!(one.ending, Ending::Complete);
+            let fields = [("x-last", &*number)];
+            let two = post2(proxy.address, CHAT, &fields, STREAMED.as_bytes(), None);
+            assert_eq!((two.status, &*two.body), (200, body.as_bytes()));
+            assert_eq!(two.broken, None);
+            (asked, counted) = (asked + 2, counted + 2 * counts);
+            proxy.await_metric("pointsman_proxy_attempts_total", &[], f64::from(asked));
+            let unfinished = proxy.metrics().sum(UNFINISHED, &[("engine", "E1")]);
+            assert_eq!(unfinished, counted as f64, "{last:?}");
+        }
+    }
 }
 
 fn a03_any_split_of_the_bytes_arrives_unchanged(driver: Driver) {

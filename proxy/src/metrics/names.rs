@@ -42,6 +42,8 @@ names! {
         "Attempts in flight at an engine.";
     ATTEMPTS Counter "pointsman_proxy_attempts_total"
         "Attempts ended at an engine, by outcome.";
+    STREAMS_UNFINISHED Counter "pointsman_proxy_streams_unfinished_total"
+        "Event streams answered 200 and delivered whole that ended without a terminal event.";
     RETRIES Counter "pointsman_proxy_retries_total"
         "Attempts after the first, by how the attempt before ended.";
     SHED Counter "pointsman_proxy_shed_total"

@@ -153,6 +153,13 @@ fn engines(text: &mut Text, page: &Page<'_>) {
             text.sample(names::ATTEMPTS, &series, sums[outcome as usize]);
         }
     }
+    text.head(names::STREAMS_UNFINISHED);
+    for engine in &labels.engines {
+        let shards = page.shards.iter();
+        let counts = shards.map(|shard| shard.unfinished_count(engine.slot, engine.generation));
+        let series = [("engine", &*engine.id)];
+        text.sample(names::STREAMS_UNFINISHED, &series, counts.sum());
+    }
     text.head(names::RETRIES);
     for outcome in Outcome::ALL {
         let count = sum(page, |shard| shard.retry_count(outcome));

@@ -88,6 +88,7 @@ pub struct EngineMetrics {
     reported: [Gauge; 3],
     generation: AtomicU32,
     outcomes: [Counter; Outcome::COUNT],
+    unfinished: Counter,
 }
 
 // === impl ShardMetrics ===
@@ -128,6 +129,14 @@ impl EngineMetrics {
             cell.set(value.map_or(0, |value| value.saturating_add(1)));
         }
         self.reported_at_ns.set(now_ns);
+    }
+
+    /// What belongs to a life of the slot number counts from zero where `generation` begins one.
+    fn live(&self, generation: Generation) {
+        if begins_life(&self.generation, generation) {
+            self.outcomes.iter().for_each(Counter::reset);
+            self.unfinished.reset();
+        }
     }
 
     /// When the last report came, and its KV use in thousandths, requests running and waiting.
@@ -191,10 +200,15 @@ impl ShardMetrics {
     /// Counts the end of an attempt.
     pub fn attempt_ended(&self, slot: EngineSlot, generation: Generation, outcome: Outcome) {
         let engine = self.engine(slot);
-        if begins_life(&engine.generation, generation) {
-            engine.outcomes.iter().for_each(Counter::reset);
-        }
+        engine.live(generation);
         engine.outcomes[outcome as usize].increment();
+    }
+
+    /// Counts an event stream that was delivered whole and lacked its terminal event.
+    pub fn stream_unfinished(&self, slot: EngineSlot, generation: Generation) {
+        let engine = self.engine(slot);
+        engine.live(generation);
+        engine.unfinished.increment();
     }
 
     /// An engine's record, made at first use.
@@ -249,6 +263,18 @@ impl ShardMetrics {
         }
     }
 
+    /// Streams of an engine that lacked their terminal event, 0 before the first in this life of the
+    /// slot number.
+    #[must_use]
+    pub fn unfinished_count(&self, slot: EngineSlot, generation: Generation) -> u64 {
+        match self.seen_engine(slot) {
+            Some(engine) if engine.generation.load(Ordering::Relaxed) == generation.0 => {
+                engine.unfinished.value()
+            }
+            _ => 0,
+        }
+    }
+
     /// An engine's record if this shard ever used it.
     #[must_use]
     pub fn seen_engine(&self, slot: EngineSlot) -> Option<&EngineMetrics> {
@@ -288,6 +314,7 @@ impl Default for EngineMetrics {
             reported: Default::default(),
             generation: AtomicU32::new(0),
             outcomes: counters(),
+            unfinished: Counter::default(),
         }
     }
 }
@@ -364,7 +391,13 @@ mod tests {
         let metrics = ShardMetrics::default();
         let slot = EngineSlot(9);
         metrics.attempt_ended(slot, Generation(1), Outcome::Success);
+        metrics.stream_unfinished(slot, Generation(1));
+        assert_eq!(metrics.unfinished_count(slot, Generation(1)), 1);
+        // Counted before the attempt that it belongs to ends.
+        metrics.stream_unfinished(slot, Generation(2));
         metrics.attempt_ended(slot, Generation(2), Outcome::Success);
+        assert_eq!(metrics.unfinished_count(slot, Generation(1)), 0);
+        assert_eq!(metrics.unfinished_count(slot, Generation(2)), 1);
         assert_eq!(
             metrics.outcome_counts(slot, Generation(1)),
             [0; Outcome::COUNT]

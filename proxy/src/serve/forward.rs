@@ -273,6 +273,11 @@ impl Story<'_> {
         let after = match ending {
             Ending::Whole { reusable } => {
                 attempt.set_outcome(outcome_of_whole(status, meter));
+                if status == 200 && meter.is_unfinished() {
+                    let engine = &attempt.engine;
+                    let metrics = &self.shard.metrics;
+                    metrics.stream_unfinished(engine.slot, engine.generation);
+                }
                 match source {
                     Source::Socket(conn) if reusable => {
                         let now_ns = monotonic_ns();

@@ -150,6 +150,15 @@ impl Meter {
         self.said_done
     }
 
+    /// Whether this is a stream of events in which nothing so far says that it has ended: no terminal
+    /// event, no error. Never so where the sniffer is off, since nobody knows what it has missed.
+    pub(crate) fn is_unfinished(&self) -> bool {
+        let Source::Events(sniffer) = &self.source else {
+            return false;
+        };
+        !self.said_done && self.error.is_none() && !sniffer.is_off() && !sniffer.holds_done()
+    }
+
     /// An error that the engine reported inside the stream: its code, where it has one.
     pub(crate) fn error(&self) -> Option<Option<u16>> {
         self.error
@@ -184,5 +193,66 @@ fn merged(older: Usage, newer: Usage) -> Usage {
         prompt: newer.prompt.or(older.prompt),
         cached: newer.cached.or(older.cached),
         output: newer.output.or(older.output),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::wire::head::{HeadLimits, HeadSearch};
+    use crate::wire::sse::MAX_EVENT_BYTES;
+
+    fn meter(content_type: &str) -> Meter {
+        let head = format!("HTTP/1.1 200 OK\r\nContent-Type: {content_type}\r\n\r\n");
+        let (mut search, limits) = (HeadSearch::default(), HeadLimits::default());
+        let head = ResponseHead::parse(head.as_bytes(), &mut search, &limits, false);
+        Meter::new(&head.unwrap().unwrap(), false, 0)
+    }
+
+    /// Whether a stream of this body is unfinished, however it is cut.
+    fn is_unfinished(body: &str) -> bool {
+        let mut whole = meter("text/event-stream");
+        whole.payload(body.as_bytes(), 1, |_| {});
+        let mut cut = meter("text/event-stream");
+        for byte in body.as_bytes().chunks(1) {
+            cut.payload(byte, 1, |_| {});
+        }
+        assert_eq!(whole.is_unfinished(), cut.is_unfinished(), "{body:?}");
+        whole.is_unfinished()
+    }
+
+    #[test]
+    fn a_stream_is_finished_by_its_terminal_event_or_an_error() {
+        let done = r#"data: {"type":"response.completed"}"#;
+        for body in [
+            "data: {}\n\ndata: [DONE]\n\n",
+            "data:[DONE]\r\n\r\n: behind it\r\n\r\n",
+            "event: message_stop\ndata: {\"type\":\"message_stop\"}\n\n",
+            "event: error\ndata: {}\n\n",
+            done,
+            &format!("{done}\n"),
+            &format!("{done}\nid: 7"),
+        ] {
+            assert!(!is_unfinished(body), "{body:?}");
+        }
+        for body in [
+            "",
+            "data: {}\n\n",
+            ": [DONE]\n\n",
+            "data: [DON",
+            "data: {}\ndata: [DONE]",
+        ] {
+            assert!(is_unfinished(body), "{body:?}");
+        }
+    }
+
+    #[test]
+    fn what_is_no_stream_or_was_not_read_is_never_unfinished() {
+        let mut plain = meter("text/plain");
+        plain.payload(b"data: {}\n\n", 1, |_| {});
+        assert!(!plain.is_unfinished());
+        let mut large = meter("text/event-stream");
+        large.payload(&vec![b'x'; MAX_EVENT_BYTES + 1], 1, |_| {});
+        assert!(!large.is_unfinished());
     }
 }

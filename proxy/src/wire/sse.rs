@@ -115,6 +115,19 @@ impl SseSniffer {
         self.off
     }
 
+    /// Whether the body may end here with the terminal event said: not all engines put a blank line
+    /// behind it, or any line end.
+    #[must_use]
+    pub fn holds_done(&self) -> bool {
+        let (data, line) = self.held.split_at(self.data_len);
+        let data = match field_value(line, b"data") {
+            Some(value) if !self.has_data => value,
+            None if self.has_data => data,
+            _ => return false,
+        };
+        read_event(data, self.named_error).done
+    }
+
     /// Whether `line` is the only data line of an event that ends right after it: the usual case,
     /// read without a copy.
     fn is_whole_event(&self, line: &[u8], rest: &[u8]) -> bool {

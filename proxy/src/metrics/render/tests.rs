@@ -130,6 +130,7 @@ impl World {
             shard.request_ended(Some((ClassSlot(2), LIFE)), 200);
             shard.request_ended(None, 404);
             shard.attempt_ended(EngineSlot(7), LIFE, Outcome::Success);
+            shard.stream_unfinished(EngineSlot(7), LIFE);
             shard.engine(EngineSlot(7)).in_flight.increment();
             shard.engine(EngineSlot(7)).connections.increment();
             let report = LoadReport {
@@ -243,6 +244,8 @@ fn values_are_summed_over_shards() {
         value("pointsman_proxy_attempts_total", &attempts),
         Some(2.0)
     );
+    let unfinished = "pointsman_proxy_streams_unfinished_total";
+    assert_eq!(value(unfinished, &[("engine", "e")]), Some(2.0));
     let retries = [("reason", "connect_refused")];
     assert_eq!(value("pointsman_proxy_retries_total", &retries), Some(2.0));
     assert_eq!(

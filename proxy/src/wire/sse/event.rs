@@ -148,7 +148,11 @@ impl Found {
         }
         self.done |= matches!(
             name,
-            b"response.completed" | b"response.incomplete" | b"response.failed" | b"message_stop"
+            b"response.completed"
+                | b"response.incomplete"
+                | b"response.failed"
+                | b"message_stop"
+                | b"transcript.text.done"
         );
     }
 

@@ -145,6 +145,8 @@ fn a11_terminal_events() {
     let completed = "event: response.completed\ndata: {\"type\":\"response.completed\"}\n\n";
     assert!(events(completed)[0].done);
     assert!(one("{\"type\":\"message_stop\"}").done);
+    assert!(one("{\"type\":\"transcript.text.done\",\"text\":\"a\"}").done);
+    assert!(!one("{\"type\":\"transcript.text.delta\",\"delta\":\"a\"}").done);
     assert!(!one("{\"choices\":[{\"finish_reason\":\"stop\",\"delta\":{}}]}").done);
     assert!(!one("{\"choices\":[{\"delta\":{\"content\":\"[DONE]\"}}]}").done);
 }
