@@ -558,4 +558,6 @@ const _: () = assert!(LONG_STRING.is_multiple_of(32), "whole blocks");
 const STRETCH: usize = 4 * 1024;
 
 #[cfg(test)]
+mod speed;
+#[cfg(test)]
 mod tests;
