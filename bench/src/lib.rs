@@ -17,6 +17,7 @@ mod proc;
 pub mod profile;
 pub mod protocol;
 pub mod relay;
+pub mod ring;
 #[cfg(target_arch = "x86_64")]
 pub mod select;
 pub mod solve;

@@ -6,7 +6,7 @@ use anyhow::Context;
 use clap::{Parser, Subcommand};
 #[cfg(target_arch = "x86_64")]
 use pointsman_bench::select;
-use pointsman_bench::{bare, engine, load, profile, relay, solve, stream, world};
+use pointsman_bench::{bare, engine, load, profile, relay, ring, solve, stream, world};
 
 /// Mock engines, load clients and a local world for Pointsman.
 #[derive(Parser)]
@@ -30,6 +30,8 @@ enum Instrument {
     Profile(Box<profile::Args>),
     /// Relay to one engine and do nothing else: what a proxy is measured against.
     Relay(Box<relay::Args>),
+    /// Measure io_uring alone: multishot reads and registered files against one-shot reads.
+    Ring(Box<ring::Args>),
     /// Measure the choice of an engine while policies change.
     #[cfg(target_arch = "x86_64")]
     Select(Box<select::Args>),
@@ -71,6 +73,7 @@ fn run(instrument: Instrument) -> anyhow::Result<()> {
             Instrument::Load(args) => load::run(*args).await,
             Instrument::Profile(args) => profile::run(*args).await,
             Instrument::Relay(args) => relay::run(&args),
+            Instrument::Ring(args) => ring::run(&args),
             #[cfg(target_arch = "x86_64")]
             Instrument::Select(args) => select::run(*args).await,
             Instrument::Solve(args) => solve::run(&args),

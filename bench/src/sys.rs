@@ -1,7 +1,8 @@
 //! The few kernel calls that the standard library has no safe name for.
 //!
 //! A clock that other processes share, a precise timer, the limit of open files, signals to
-//! children. Beside it only `select/cpu.rs` is unsafe.
+//! children. Beside it `select/cpu.rs` is unsafe, and so are `ring/relay.rs` and
+//! `ring/buffers.rs`.
 #![expect(
     unsafe_code,
     reason = "direct calls to libc; each block says why it is sound"

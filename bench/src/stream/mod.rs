@@ -25,7 +25,7 @@ mod process;
 mod product;
 mod report;
 mod shape;
-mod stats;
+pub(crate) mod stats;
 mod subject;
 mod system;
 mod tries;

@@ -2,15 +2,15 @@
 
 /// The three quartiles of some figures.
 #[derive(Clone, Copy, Debug, PartialEq, serde::Serialize)]
-pub(super) struct Quartiles {
-    pub(super) q1: f64,
-    pub(super) median: f64,
-    pub(super) q3: f64,
+pub(crate) struct Quartiles {
+    pub(crate) q1: f64,
+    pub(crate) median: f64,
+    pub(crate) q3: f64,
 }
 
 impl Quartiles {
     /// The quartiles of some figures, infinite ones too; `None` of none, or where one is no number.
-    pub(super) fn of(figures: impl IntoIterator<Item = f64>) -> Option<Self> {
+    pub(crate) fn of(figures: impl IntoIterator<Item = f64>) -> Option<Self> {
         let mut sorted: Vec<f64> = figures.into_iter().collect();
         if sorted.iter().any(|figure| figure.is_nan()) {
             return None;
@@ -25,7 +25,7 @@ impl Quartiles {
 }
 
 /// The median of some figures, as [`Quartiles::of`] has it.
-pub(super) fn median(figures: impl IntoIterator<Item = f64>) -> Option<f64> {
+pub(crate) fn median(figures: impl IntoIterator<Item = f64>) -> Option<f64> {
     Quartiles::of(figures).map(|quartiles| quartiles.median)
 }
 
