@@ -163,9 +163,10 @@ impl Upload {
     fn keep_piece(&mut self, piece: BytesMut, body: &mut Body, scan: &mut Scan) -> Result<()> {
         let left = usize::try_from(self.left).unwrap_or(usize::MAX);
         debug_assert!(piece.len() <= left, "more would be another request's");
-        scan.feed(&piece)?;
+        // It is taken whatever is found in it: behind a whole body the connection can go on.
         self.left -= piece.len() as u64;
         self.ended = self.left == 0;
+        scan.feed(&piece)?;
         body.push_piece(piece, left)
     }
 
