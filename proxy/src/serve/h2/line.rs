@@ -15,7 +15,7 @@ use std::cell::{Cell, RefCell};
 use std::io;
 use std::pin::Pin;
 use std::rc::Rc;
-use std::task::{Context, Poll, ready};
+use std::task::{Context, Poll};
 
 use monoio::buf::SliceMut;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
@@ -34,7 +34,7 @@ pub(super) struct Line {
     outbox: RefCell<Outbox>,
     /// When the write under way began; 0 while there is none.
     writing_since_ns: Cell<u64>,
-    /// Reads that this turn may still begin.
+    /// Reads of which this turn may still take what they brought.
     reads_left: Cell<u32>,
     /// Turns so far.
     turns: Cell<u64>,
@@ -73,6 +73,8 @@ struct Inbox {
     ready: usize,
     filled: usize,
     fill: Option<Fill>,
+    /// What a read brought, where it is for the next turn.
+    brought: Option<(io::Result<usize>, Vec<u8>)>,
     ended: bool,
 }
 
@@ -122,6 +124,7 @@ impl Line {
                 ready: 0,
                 filled: 0,
                 fill: None,
+                brought: None,
                 ended: false,
             }),
             outbox: RefCell::default(),
@@ -207,20 +210,26 @@ impl AsyncRead for Pipe {
             if inbox.hand_on(into) || inbox.ended {
                 return Poll::Ready(Ok(()));
             }
-            if inbox.fill.is_none() {
-                if line.reads_left.get() == 0 {
-                    context.waker().wake_by_ref();
-                    return Poll::Pending;
+            if inbox.brought.is_none() {
+                // Begun at once, also where what it brings is for the next turn: nearly always it
+                // waits, and then this connection need not be woken to begin it.
+                let mut fill = match inbox.fill.take() {
+                    Some(fill) => fill,
+                    None => inbox.begin_fill(&line.socket),
+                };
+                match fill.as_mut().poll(context) {
+                    Poll::Ready(brought) => inbox.brought = Some(brought),
+                    Poll::Pending => inbox.fill = Some(fill),
                 }
-                line.reads_left.set(line.reads_left.get() - 1);
-                let fill = inbox.begin_fill(&line.socket);
-                inbox.fill = Some(fill);
             }
-            let Some(fill) = &mut inbox.fill else {
-                continue;
+            if inbox.brought.is_some() && line.reads_left.get() == 0 {
+                context.waker().wake_by_ref();
+                return Poll::Pending;
+            }
+            let Some((result, bytes)) = inbox.brought.take() else {
+                return Poll::Pending;
             };
-            let (result, bytes) = ready!(fill.as_mut().poll(context));
-            inbox.fill = None;
+            line.reads_left.set(line.reads_left.get() - 1);
             inbox.bytes = bytes;
             match result {
                 Ok(0) => inbox.ended = true,
