@@ -76,6 +76,8 @@ fn engine(paced_sent: &Arc<AtomicUsize>) -> Engine2 {
 /// once it is behind all that the others were sent before they stalled.
 const KEEPS_PACE: usize = 250;
 const CAUGHT_UP: usize = 10;
+/// Events beyond those watched in which it has to catch up, however busy the machine is.
+const MOST_MORE: usize = 3_000;
 
 /// A client that has the head of its stream, and reads nothing behind it.
 fn stalled(proxy: &Proxy) -> Client {
@@ -102,23 +104,26 @@ fn c01_clients_that_stall_do_not_stop_the_others(driver: Driver) {
     // A connection that is stopped brings nothing, and the client's watchdog fails. One that limps
     // falls behind its engine, which by then is stopped by a window of three hundred events.
     let begun = Instant::now();
-    let (mut read, mut behind) = (0, Vec::new());
-    while read < watched() * event(0).len() {
+    let (mut read, mut events, mut most, mut behind) = (0, 0, 0, usize::MAX);
+    while events < watched() || behind > CAUGHT_UP {
+        assert!(
+            events < watched() + MOST_MORE,
+            "{behind} events behind to the end"
+        );
         read += paced.sip(event(0).len());
-        let here = read / event(0).len();
-        let now = sent.load(Ordering::SeqCst).saturating_sub(here);
-        assert!(now <= KEEPS_PACE, "{now} events behind after {here}");
-        behind.push(now);
+        events = read / event(0).len();
+        behind = sent.load(Ordering::SeqCst).saturating_sub(events);
+        assert!(
+            behind <= KEEPS_PACE,
+            "{behind} events behind after {events}"
+        );
+        most = most.max(behind);
     }
-    let most = behind.iter().max().unwrap();
-    let least = behind[behind.len() * 2 / 3..].iter().min().unwrap();
     // At 20 ms an event.
     eprintln!(
-        "{} events in {:?}, never more than {most} behind, at last {least}",
-        watched(),
+        "{events} events in {:?}, never more than {most} behind, at last {behind}",
         begun.elapsed()
     );
-    assert!(*least <= CAUGHT_UP, "{least} events behind to the end");
     assert_eq!((engine.connections(), engine.open()), (1, 1));
     assert_eq!(engine.resets(), []);
     assert_eq!(engine.requests().len(), 256);
