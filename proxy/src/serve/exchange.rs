@@ -67,8 +67,8 @@ enum Step {
 /// Bytes of one read from an engine.
 pub(crate) const READ_BYTES: usize = 16 * 1024;
 
-/// Sends `request` and reads until the answer's head is there, both in memory of `buffers`. The first-byte deadline runs from
-/// the moment the request is sent; sending itself may take as long.
+/// Sends `request` and reads until the answer's head is there, both in memory of `buffers`. The
+/// first-byte deadline runs from the moment the request is sent; sending itself may take as long.
 pub(crate) async fn exchange(
     client: &mut Client,
     socket: &Socket,
