@@ -172,16 +172,16 @@ impl Foreseen {
         let rate = look.count as f64 / look.length_s;
         // A count of nothing is still a count of less than one.
         let mean = (self.slow.value * look.length_s).max(1.0);
-        let off = (look.count as f64 - self.slow.value * look.length_s).powi(2) / mean;
+        let beyond = look.count as f64 - self.slow.value * look.length_s;
+        let off = beyond * beyond / mean;
         let departs_at_once =
             off > LOOK_DEPARTS * LOOK_DEPARTS * self.spread && self.is_departure(rate);
         let part = look.length_s / (SPREAD_S + look.length_s);
         self.spread += part * (off.min(MOST_SPREAD * self.spread) - self.spread);
         self.spread = self.spread.max(1.0);
-        let off =
-            (look.count as f64 - self.slow.value * look.length_s) / (mean * self.spread).sqrt();
-        for (side, off) in self.sides.iter_mut().zip([off, -off]) {
-            side.absorb(off, rate, look.length_s, fast_s);
+        let deviations = beyond / (mean * self.spread).sqrt();
+        for (side, beyond) in self.sides.iter_mut().zip([deviations, -deviations]) {
+            side.absorb(beyond, rate, look.length_s, fast_s);
         }
         self.fast.absorb(rate, look.length_s, fast_s);
         self.follow(settings.forecast_quantile.value(), look.length_s);
@@ -243,9 +243,9 @@ impl Foreseen {
 }
 
 impl Side {
-    /// Takes in a look that lies `off` standard deviations on this side of the estimate.
-    fn absorb(&mut self, off: f64, rate: f64, length_s: f64, fast_s: f64) {
-        self.sum += off - PAGE_SLACK;
+    /// Takes in a look that lies so many standard deviations on this side of the estimate.
+    fn absorb(&mut self, deviations: f64, rate: f64, length_s: f64, fast_s: f64) {
+        self.sum += deviations - PAGE_SLACK;
         if self.sum <= 0.0 {
             *self = Self::default();
         } else {
