@@ -42,18 +42,21 @@ fn credential(folder: &Folder, authority: &Authority, more: &str) -> String {
     format!("[credentials.gpu]\nca = \"{}\"\n{more}\n", path.display())
 }
 
-fn an_engine_is_asked_over_tls_with_its_token_and_certificate(driver: Driver) {
-    let engine = Engine::named("E1");
-    let (servers, clients, folder) = (
-        Authority::new("servers"),
-        Authority::new("clients"),
-        Folder::new(),
-    );
+/// An engine behind TLS that asks for certificates: whose is its own, whose it wants, and its front.
+fn asking(engine: SocketAddr) -> (Authority, Authority, Front) {
+    let (servers, clients) = (Authority::new("servers"), Authority::new("clients"));
     let rules = FrontRules {
         clients: Some(&clients),
         ..FrontRules::default()
     };
-    let front = Front::start(engine.address(), &servers.leaf(&["engine.test"]), &rules);
+    let front = Front::start(engine, &servers.leaf(&["engine.test"]), &rules);
+    (servers, clients, front)
+}
+
+fn an_engine_is_asked_over_tls_with_its_token_and_certificate(driver: Driver) {
+    let engine = Engine::named("E1");
+    let folder = Folder::new();
+    let (servers, clients, front) = asking(engine.address());
     let (cert, key) = clients.leaf(&["proxy.test"]).write(folder.path(), "own");
     let token = folder.write("token", "sk-1\n");
     let more = format!(
@@ -135,16 +138,8 @@ fn an_engine_that_cannot_prove_itself_gets_nothing(driver: Driver) {
 
 fn an_engine_that_refuses_our_certificate_is_named(driver: Driver) {
     let engine = Engine::named("E1");
-    let (servers, clients, folder) = (
-        Authority::new("servers"),
-        Authority::new("clients"),
-        Folder::new(),
-    );
-    let rules = FrontRules {
-        clients: Some(&clients),
-        ..FrontRules::default()
-    };
-    let front = Front::start(engine.address(), &servers.leaf(&["engine.test"]), &rules);
+    let folder = Folder::new();
+    let (servers, _clients, front) = asking(engine.address());
     let (cert, key) = Authority::new("clients")
         .leaf(&["proxy.test"])
         .write(folder.path(), "own");
@@ -203,16 +198,8 @@ fn certificates_and_authorities_change_and_what_runs_goes_on(driver: Driver) {
             conn.respond(200, "{}");
         }
     });
-    let (servers, clients, folder) = (
-        Authority::new("servers"),
-        Authority::new("clients"),
-        Folder::new(),
-    );
-    let rules = FrontRules {
-        clients: Some(&clients),
-        ..FrontRules::default()
-    };
-    let front = Front::start(engine.address(), &servers.leaf(&["engine.test"]), &rules);
+    let folder = Folder::new();
+    let (servers, clients, front) = asking(engine.address());
     // At first we show a certificate of an authority that the engine does not know.
     let wrong = Authority::new("clients").leaf(&["proxy.test"]);
     let (cert, key) = wrong.write(folder.path(), "own");
@@ -332,12 +319,7 @@ fn the_solver_asks_an_engine_over_tls_and_believes_only_the_right_one() {
             conn.respond(200, "{}");
         }
     });
-    let (servers, clients) = (Authority::new("servers"), Authority::new("clients"));
-    let rules = FrontRules {
-        clients: Some(&clients),
-        ..FrontRules::default()
-    };
-    let front = Front::start(engine.address(), &servers.leaf(&["engine.test"]), &rules);
+    let (servers, clients, front) = asking(engine.address());
     for (server_name, is_right) in [("engine.test", true), ("other.test", false)] {
         let folder = Folder::new();
         let ca = folder.write("ca.pem", &servers.pem());
