@@ -16,7 +16,7 @@ use xxhash_rust::xxh3::xxh3_64;
 /// First bytes of a segment.
 const MAGIC: [u8; 8] = *b"PTSMHIST";
 /// Grammar of the records in it. A reader refuses any other.
-pub const FORMAT: u32 = 4;
+pub const FORMAT: u32 = 5;
 /// Bytes before the first frame.
 pub const HEADER: usize = 16;
 /// First bytes of a frame.
@@ -240,10 +240,10 @@ mod tests {
             "is no segment of a history"
         );
         let mut newer = header();
-        newer[8] = 5;
+        newer[8] = 6;
         assert_eq!(
             scan(&newer).unwrap_err(),
-            "has format 5; this solver reads 4"
+            "has format 6; this solver reads 5"
         );
     }
 

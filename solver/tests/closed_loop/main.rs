@@ -18,5 +18,6 @@ mod misfit;
 mod plant;
 mod random;
 mod scenarios;
+mod shape;
 mod stage;
 mod table;
