@@ -26,6 +26,9 @@ pub(crate) const PIECE: usize = 64 * 1024;
 /// Least memory of a piece that is not the last.
 const LEAST: usize = 4 * 1024;
 
+/// Least room in a piece that is read into by itself: less costs a call for little.
+const WORTH_A_READ: usize = PIECE / 8;
+
 /// Most empty pieces kept.
 const SPARE: usize = 64;
 
@@ -53,6 +56,13 @@ pub(crate) struct Body {
     flow: Option<Rc<Flow>>,
     /// Lines that stand behind it.
     trailers: Box<[u8]>,
+}
+
+/// Memory of a body that is being read into.
+pub(crate) struct Lent {
+    piece: BytesMut,
+    /// Bytes that it held when it was lent.
+    before: usize,
 }
 
 /// The memory of a body.
@@ -273,29 +283,54 @@ impl Body {
         Ok(())
     }
 
-    /// Appends a piece that was read at once. One that is not half full is copied: its memory would
-    /// be counted for little.
-    pub(crate) fn push_piece(&mut self, piece: BytesMut, expected: usize) -> Result<(), Error> {
+    /// Memory to read the next bytes into, of which `left` are to come: what the last piece has
+    /// left, where a read of that is worth its call, else an empty piece. It goes back by
+    /// [`Self::take_back`] or [`Self::return_unread`].
+    pub(crate) fn lend(&mut self, left: usize) -> Lent {
+        let room = self.filling.capacity() - self.filling.len();
+        let piece = match room > 0 && room >= left.min(WORTH_A_READ) {
+            true => std::mem::take(&mut self.filling),
+            false => self.budget.blank(),
+        };
+        Lent {
+            before: piece.len(),
+            piece,
+        }
+    }
+
+    /// Takes back memory that nothing was read into.
+    pub(crate) fn return_unread(&mut self, lent: Lent) {
+        match lent.before {
+            0 => self.budget.keep(lent.piece),
+            _ => self.filling = lent.piece,
+        }
+    }
+
+    /// Appends what was read into lent memory; `expected` as for [`Self::push`]. A new piece that is
+    /// not half full is copied: its memory would be counted for little. A fuller one is read into
+    /// again until it is full, so that a body holds little more memory than it has bytes, in however
+    /// small parts it comes.
+    pub(crate) fn take_back(&mut self, lent: Lent, expected: usize) -> Result<(), Error> {
+        let Lent { piece, before } = lent;
+        if before > 0 {
+            self.length += piece.len() - before;
+            self.filling = piece;
+            return Ok(());
+        }
         if piece.len() <= PIECE / 2 {
             let pushed = self.push(&piece, expected);
             self.budget.keep(piece);
             return pushed;
         }
         self.reserve(piece.capacity())?;
-        let before = std::mem::take(&mut self.filling);
         self.length += piece.len();
-        let mut pieces = self.hold.pieces.borrow_mut();
-        pieces.extend((!before.is_empty()).then(|| before.freeze()));
-        pieces.push(piece.freeze());
+        self.close_piece(piece);
         Ok(())
     }
 
     /// Ends the body: from here on it is only read.
     pub(crate) fn finish(&mut self) {
-        let last = std::mem::take(&mut self.filling);
-        if !last.is_empty() {
-            self.hold.pieces.borrow_mut().push(last.freeze());
-        }
+        self.close_piece(BytesMut::new());
         if self.length > PIECE {
             let mut holds = self.budget.holds.borrow_mut();
             if holds.len() == holds.capacity() {
@@ -366,11 +401,16 @@ impl Body {
     fn start_piece(&mut self, expected: usize) -> Result<(), Error> {
         let capacity = expected.clamp(1, PIECE);
         self.reserve(capacity)?;
-        let full = std::mem::replace(&mut self.filling, BytesMut::with_capacity(capacity));
+        self.close_piece(BytesMut::with_capacity(capacity));
+        Ok(())
+    }
+
+    /// The last piece is as full as it gets; `next` is the one behind it.
+    fn close_piece(&mut self, next: BytesMut) {
+        let full = std::mem::replace(&mut self.filling, next);
         if !full.is_empty() {
             self.hold.pieces.borrow_mut().push(full.freeze());
         }
-        Ok(())
     }
 
     fn reserve(&self, count: usize) -> Result<(), Error> {
@@ -379,6 +419,18 @@ impl Body {
         }
         self.hold.reserved.set(self.hold.reserved.get() + count);
         Ok(())
+    }
+}
+
+impl Lent {
+    /// What to read into, behind what is there.
+    pub(crate) fn piece(&mut self) -> &mut BytesMut {
+        &mut self.piece
+    }
+
+    /// What was read into it.
+    pub(crate) fn read(&self) -> &[u8] {
+        &self.piece[self.before..]
     }
 }
 

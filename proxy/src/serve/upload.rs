@@ -2,11 +2,10 @@
 
 use std::io;
 
-use bytes::BytesMut;
 use pointsman_shm::policy::Endpoints;
 
 use super::alarm::Ring;
-use super::body::{Body, Budget, PIECE};
+use super::body::{Body, Lent, PIECE};
 use super::client::{Client, Interrupt};
 use super::inbound::{End, Filled};
 use super::incoming::Incoming;
@@ -92,14 +91,13 @@ impl Upload {
         while !self.ended {
             if client.inbound.filled().is_empty() {
                 client.set_deadline(due_ns(shard));
-                let mut piece = None;
+                let mut lent = None;
                 let filled = match usize::try_from(self.left) {
                     Ok(0) => client.fill(READ_BYTES).await,
                     left => {
                         // Straight into a piece: what is read here is all of the body.
                         let room = left.unwrap_or(usize::MAX).min(PIECE);
-                        let take =
-                            |socket: &Socket| take_piece(socket, &shard.budget, room, &mut piece);
+                        let take = |socket: &Socket| take_piece(socket, &mut body, room, &mut lent);
                         client.take(take, room).await
                     }
                 };
@@ -109,8 +107,8 @@ impl Upload {
                     }
                     break;
                 }
-                if let Some(piece) = piece {
-                    self.keep_piece(piece, &mut body, &mut scan)?;
+                if let Some(lent) = lent {
+                    self.keep_piece(lent, &mut body, &mut scan)?;
                     continue;
                 }
             }
@@ -159,15 +157,16 @@ impl Upload {
         self.ended
     }
 
-    /// Adds a piece that was read for it to a body with a length.
-    fn keep_piece(&mut self, piece: BytesMut, body: &mut Body, scan: &mut Scan) -> Result<()> {
+    /// Adds what was read into its memory to a body with a length.
+    fn keep_piece(&mut self, lent: Lent, body: &mut Body, scan: &mut Scan) -> Result<()> {
         let left = usize::try_from(self.left).unwrap_or(usize::MAX);
-        debug_assert!(piece.len() <= left, "more would be another request's");
+        let read = lent.read();
+        debug_assert!(read.len() <= left, "more would be another request's");
         // It is taken whatever is found in it: behind a whole body the connection can go on.
-        self.left -= piece.len() as u64;
+        self.left -= read.len() as u64;
         self.ended = self.left == 0;
-        scan.feed(&piece)?;
-        body.push_piece(piece, left)
+        scan.feed(read)?;
+        body.take_back(lent, left)
     }
 
     /// Moves what has arrived into the body.
@@ -263,18 +262,18 @@ impl Scan {
     }
 }
 
-/// Takes at most `room` bytes of what has arrived into a piece of its own.
+/// Takes at most `room` bytes of what has arrived, behind what the body's last piece holds.
 fn take_piece(
     socket: &Socket,
-    budget: &Budget,
+    body: &mut Body,
     room: usize,
-    piece: &mut Option<BytesMut>,
+    read: &mut Option<Lent>,
 ) -> io::Result<usize> {
-    let mut blank = budget.blank();
-    let taken = socket.take_behind(&mut blank, room);
+    let mut lent = body.lend(room);
+    let taken = socket.take_behind(lent.piece(), room);
     match taken {
-        Ok(1..) => *piece = Some(blank),
-        _ => budget.keep(blank),
+        Ok(1..) => *read = Some(lent),
+        _ => body.return_unread(lent),
     }
     taken
 }

@@ -83,27 +83,32 @@ fn d08_memory_is_taken_for_what_came_not_for_what_was_claimed() {
     assert!(most <= PIECE, "{most} bytes more than arrived");
 }
 
-/// A piece with so many bytes in it, as a read leaves it.
-fn read(budget: &Budget, length: usize) -> BytesMut {
-    let mut piece = budget.blank();
-    piece.extend_from_slice(&vec![7; length]);
-    piece
+/// Reads `arrived` bytes of the `left` that are to come; says where the first of them went, and how
+/// many there was room for.
+fn read(body: &mut Body, arrived: usize, left: usize) -> (*const u8, usize) {
+    let mut lent = body.lend(left);
+    let piece = lent.piece();
+    let count = arrived.min(piece.capacity() - piece.len());
+    piece.extend_from_slice(&vec![7; count]);
+    let address = lent.read().as_ptr();
+    body.take_back(lent, left).unwrap();
+    (address, count)
 }
 
 #[test]
 fn a_read_that_fills_its_piece_is_not_copied_and_the_piece_is_used_again() {
     let budget = Budget::new(10_000_000);
     let mut body = Body::new(&budget);
-    body.push(b"ab", 0).unwrap();
-    let piece = read(&budget, PIECE / 2 + 1);
-    let address = piece.as_ptr();
-    body.push_piece(piece, 0).unwrap();
-    assert_eq!(budget.used(), LEAST + PIECE);
-    // Half a piece is less than the memory for it is worth.
-    body.push_piece(read(&budget, PIECE / 2), 0).unwrap();
-    body.push(b"c", 0).unwrap();
+    body.push(b"ab", 2).unwrap();
+    let (address, _) = read(&mut body, PIECE / 2 + 1, PIECE);
+    assert_eq!(budget.used(), 2 + PIECE);
+    // The rest of the piece is read into, and nothing more is counted for it.
+    let (behind, _) = read(&mut body, PIECE / 2 - 1, PIECE / 2);
+    assert_eq!(behind, address.wrapping_add(PIECE / 2 + 1));
+    assert_eq!(budget.used(), 2 + PIECE);
+    body.push(b"c", 1).unwrap();
     body.finish();
-    assert_eq!(body.len(), PIECE + 4);
+    assert_eq!(body.len(), PIECE + 3);
     let bytes = all(&body);
     assert!(bytes.starts_with(b"ab\x07") && bytes.ends_with(b"\x07c"));
     assert_eq!(bytes.len(), body.len());
@@ -115,14 +120,72 @@ fn a_read_that_fills_its_piece_is_not_copied_and_the_piece_is_used_again() {
     drop(held);
 
     let mut body = Body::new(&budget);
-    let piece = read(&budget, PIECE);
-    let address = piece.as_ptr();
-    body.push_piece(piece, 0).unwrap();
+    let (address, _) = read(&mut body, PIECE, PIECE);
     body.finish();
     body.let_go();
     let again = budget.blank();
     assert_eq!((again.as_ptr(), again.len()), (address, 0));
     assert_eq!(again.capacity(), PIECE);
+}
+
+#[test]
+fn a_read_of_half_a_piece_is_copied_and_one_of_nothing_costs_nothing() {
+    let budget = Budget::new(10_000_000);
+    let mut body = Body::new(&budget);
+    let (blank, _) = read(&mut body, PIECE / 2, PIECE / 2);
+    assert_eq!(budget.used(), PIECE / 2);
+    let lent = body.lend(PIECE);
+    assert!(lent.read().is_empty());
+    body.return_unread(lent);
+    body.finish();
+    assert_eq!((body.len(), budget.used()), (PIECE / 2, PIECE / 2));
+    assert_ne!(body.piece(0).unwrap().as_ptr(), blank);
+    // What is lent of a piece that holds something comes back with it.
+    let mut body = Body::new(&budget);
+    read(&mut body, PIECE - WORTH_A_READ, PIECE);
+    let lent = body.lend(WORTH_A_READ);
+    body.return_unread(lent);
+    body.finish();
+    assert_eq!(all(&body), vec![7; PIECE - WORTH_A_READ]);
+}
+
+#[test]
+fn f05_a_body_in_parts_of_any_size_holds_little_more_than_its_bytes() {
+    const LENGTH: usize = 4_000_000;
+    for part in [
+        1,
+        1_448,
+        LEAST,
+        PIECE / 4,
+        PIECE / 2,
+        PIECE / 2 + 1,
+        PIECE * 3 / 4,
+        PIECE,
+    ] {
+        let budget = Budget::new(10 * LENGTH);
+        let mut body = Body::new(&budget);
+        // Bytes that one by one would take long come one by one only at first.
+        let mut come = |part: usize, until: usize| {
+            while body.len() < until {
+                let left = LENGTH - body.len();
+                read(&mut body, part.min(left), left);
+                let most = body.len() + body.len() / 7 + PIECE;
+                assert!(
+                    budget.used() <= most,
+                    "{} for {}",
+                    budget.used(),
+                    body.len()
+                );
+            }
+        };
+        come(part, if part < LEAST { PIECE * 3 } else { LENGTH });
+        come(PIECE, LENGTH);
+        body.finish();
+        assert_eq!(body.len(), LENGTH);
+        assert_eq!(all(&body), vec![7; LENGTH]);
+        drop(body);
+        assert_eq!(budget.used(), 0);
+    }
 }
 
 #[test]
