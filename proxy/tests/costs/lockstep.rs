@@ -144,9 +144,21 @@ impl Answers {
 
     /// One request and its answer.
     pub(crate) fn ask(&mut self, address: SocketAddr, listener: &TcpListener) {
+        self.ask_pausing(address, listener, || {});
+    }
+
+    /// The same with a `pause` behind the request and another one behind the answer.
+    pub(crate) fn ask_pausing(
+        &mut self,
+        address: SocketAddr,
+        listener: &TcpListener,
+        pause: impl Fn(),
+    ) {
         self.client.ask(address, 0, UNARY);
         self.engine.hear(listener, 0, UNARY);
+        pause();
         self.answer();
+        pause();
     }
 
     fn answer(&mut self) {

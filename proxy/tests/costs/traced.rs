@@ -38,6 +38,17 @@ pub(crate) fn shard_of(proxy: &Proxy) -> Option<u32> {
     proxy.daemon.threads().into_iter().find(named)
 }
 
+/// Waits until a shard waits.
+pub(crate) fn await_rest(proxy: &Proxy, shard: u32) {
+    let path = format!("/proc/{}/task/{shard}/stat", proxy.daemon.pid());
+    eventually(SOON, "the shard rests", || {
+        let text = std::fs::read_to_string(&path).unwrap();
+        // `1234 (shard-0) S ...`: asleep, and not held by its tracer either.
+        let state = text.rsplit(')').next()?.trim_start().chars().next()?;
+        (state == 'S').then_some(())
+    });
+}
+
 impl Traced {
     /// Starts a proxy under the tracer. Panics where there is no strace: counts that nobody made
     /// are no proof.
@@ -61,11 +72,12 @@ impl Traced {
     /// The shard's calls while `work` was done so many times, each time from rest to rest: what
     /// comes before the last thing is done with would be done with beside it.
     pub(crate) fn during(&self, times: usize, mut work: impl FnMut()) -> Calls {
-        self.rest();
+        let rest = || await_rest(&self.proxy, self.shard);
+        rest();
         let begun = now();
         for _ in 0..times {
             work();
-            self.rest();
+            rest();
         }
         let ended = now();
         // A line is written when its call is over; the housekeeping makes some ten a second.
@@ -85,19 +97,6 @@ impl Traced {
             })
         });
         calls
-    }
-}
-
-impl Traced {
-    /// Waits until the shard waits.
-    fn rest(&self) {
-        let path = format!("/proc/{}/task/{}/stat", self.proxy.daemon.pid(), self.shard);
-        eventually(SOON, "the shard rests", || {
-            let text = std::fs::read_to_string(&path).unwrap();
-            // `1234 (shard-0) S ...`: asleep, and not held by its tracer either.
-            let state = text.rsplit(')').next()?.trim_start().chars().next()?;
-            (state == 'S').then_some(())
-        });
     }
 }
 
