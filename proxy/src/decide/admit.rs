@@ -148,6 +148,16 @@ impl AdmittedRates {
             .collect();
     }
 
+    /// Whether a request of this class (position in the policy's `classes`) and priority needs a
+    /// token at all; where not, nobody has to ask for the time.
+    #[must_use]
+    pub fn are_limited(&self, class: u16, priority: u8) -> bool {
+        self.classes
+            .get(usize::from(class))
+            .and_then(|class| class.priorities.get(usize::from(priority)))
+            .is_some_and(|(rate, _)| !rate.is_infinite())
+    }
+
     /// Takes a token for a request of this class (position in the policy's `classes`) and
     /// priority. What the policy does not name is not limited.
     pub fn take(&mut self, class: u16, priority: u8, now_ns: u64) -> Result<(), Shed> {
@@ -229,6 +239,9 @@ mod tests {
         assert_eq!(admitted(&mut rates, 2, 60 * S), 0);
         assert_eq!(rates.take(0, 1, S / 4), Err(Shed::AdmittedRate));
         assert_eq!(rates.take(9, 9, 0), Ok(()));
+        let limited = [0, 1, 2].map(|priority| rates.are_limited(0, priority));
+        assert_eq!(limited, [false, true, true]);
+        assert!(!rates.are_limited(9, 9));
     }
 
     #[test]

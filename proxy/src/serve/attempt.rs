@@ -143,9 +143,10 @@ impl Attempt {
         is_replay: bool,
     ) -> Result<Opened, NotOpened> {
         let shard = &self.shard;
+        let mut begun_ns = monotonic_ns();
         let pooled = match is_replay || self.only_fresh {
             true => None,
-            false => shard.pools.take(&self.engine, monotonic_ns()),
+            false => shard.pools.take(&self.engine, begun_ns),
         };
         let conn = match pooled {
             Some(conn) => conn,
@@ -155,19 +156,19 @@ impl Attempt {
                 }
                 // Boxed, as all that is rare on the way: most requests find a connection.
                 let socket = Box::pin(self.connect(client)).await?;
+                begun_ns = monotonic_ns();
                 shard.pools.opened(&self.engine, socket)
             }
         };
         // After the connect, during which a body that another engine had may be let go.
         let request = sending.http1(&self.engine, &shard.buffers);
         let request = request.ok_or(NotOpened::LetGo)?;
-        let begun_ns = monotonic_ns();
         let exchanged = exchange(
             client,
             &conn.socket,
             request,
             &shard.limits,
-            shard.patience.first_byte_ns,
+            (begun_ns, shard.patience.first_byte_ns),
             &shard.buffers,
         );
         let no_answer = match exchanged.await {
@@ -345,7 +346,7 @@ impl Attempt {
 
 impl Drop for Attempt {
     fn drop(&mut self) {
-        let metrics = Arc::clone(&self.shard.metrics);
+        let metrics = &self.shard.metrics;
         metrics.engine(self.engine.slot).in_flight.decrement();
         metrics.attempt_ended(self.engine.slot, self.engine.generation, self.outcome);
         self.measure(|cell| cell.attempt_ended(self.outcome));

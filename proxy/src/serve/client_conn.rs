@@ -124,10 +124,9 @@ async fn next_request(shard: &Shard, client: &mut Client, bytes: &mut Vec<u8>) -
             Ok(Filled::Ended(_)) | Err(_) => return Next::Quiet,
         }
     }
-    client
-        .alarm
-        .set(monotonic_ns() + timeouts.head_ms * 1_000_000);
     let mut search = HeadSearch::default();
+    // Most heads are here whole and have no need of a deadline.
+    let mut is_due = false;
     loop {
         match RequestHead::parse(client.inbound.filled(), &mut search, &shard.limits) {
             Ok(Some(head)) => {
@@ -138,6 +137,10 @@ async fn next_request(shard: &Shard, client: &mut Client, bytes: &mut Vec<u8>) -
             }
             Ok(None) => {}
             Err(error) => return Next::Refused(Error::Head(error)),
+        }
+        if !std::mem::replace(&mut is_due, true) {
+            let due_ns = monotonic_ns() + timeouts.head_ms * 1_000_000;
+            client.alarm.set(due_ns);
         }
         // One byte over the limit, so that the parser sees that it is passed.
         match client.fill(shard.limits.head_bytes + 1).await {

@@ -67,14 +67,15 @@ enum Step {
 /// Bytes of one read from an engine.
 pub(crate) const READ_BYTES: usize = 16 * 1024;
 
-/// Sends `request` and reads until the answer's head is there, both in memory of `buffers`. The
-/// first-byte deadline runs from the moment the request is sent; sending itself may take as long.
+/// Sends `request`, from `begun_ns` on, and reads until the answer's head is there, both in memory of
+/// `buffers`. The first-byte deadline runs from the moment the request is sent; sending itself may
+/// take as long.
 pub(crate) async fn exchange(
     client: &mut Client,
     socket: &Socket,
     request: Outgoing<'_>,
     limits: &HeadLimits,
-    first_byte_ns: u64,
+    (begun_ns, first_byte_ns): (u64, u64),
     buffers: &Buffers,
 ) -> Result<Answer, NoAnswer> {
     let body = request.body;
@@ -85,7 +86,7 @@ pub(crate) async fn exchange(
     let mut search = HeadSearch::default();
     let mut interim_bytes = 0;
     let mut pace = Pace::of(body, first_byte_ns);
-    client.set_deadline(monotonic_ns() + pace.wait_ns);
+    client.set_deadline(begun_ns + pace.wait_ns);
     let mut reading = pin!(read_more(socket, buffers.take()));
     loop {
         let step = poll_fn(|context| {
@@ -312,7 +313,7 @@ mod tests {
             &socket,
             outgoing,
             &limits,
-            u64::MAX / 2,
+            (monotonic_ns(), u64::MAX / 2),
             &Buffers::default(),
         )
         .await;

@@ -271,24 +271,23 @@ impl Story<'_> {
     ) -> Result<std::result::Result<Delivered, AttemptEnd>> {
         let status = passed.status;
         let after = match ending {
-            Ending::Whole { reusable } => {
+            Ending::Whole { idle_since_ns } => {
                 attempt.set_outcome(outcome_of_whole(status, meter));
                 if status == 200 && meter.is_unfinished() {
                     let engine = &attempt.engine;
                     let metrics = &self.shard.metrics;
                     metrics.stream_unfinished(engine.slot, engine.generation);
                 }
-                match source {
-                    Source::Socket(conn) if reusable => {
-                        let now_ns = monotonic_ns();
-                        self.shard.pools.put(conn, passed.keep_alive_s, now_ns);
+                match (source, idle_since_ns) {
+                    (Source::Socket(conn), Some(since_ns)) => {
+                        self.shard.pools.put(conn, passed.keep_alive_s, since_ns);
                     }
-                    Source::Socket(_) => {}
+                    (Source::Socket(_), None) => {}
                     // A client's stream has waited for the engine's to end, and got its own.
-                    Source::Stream(reply) if reply.is_over() || self.client.is_stream() => {
+                    (Source::Stream(reply), _) if reply.is_over() || self.client.is_stream() => {
                         drop(reply);
                     }
-                    Source::Stream(reply) => {
+                    (Source::Stream(reply), _) => {
                         monoio::spawn(guarded(Rc::clone(self.shard), reply.finish()));
                     }
                 }

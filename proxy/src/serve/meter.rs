@@ -5,6 +5,7 @@
 //! `usage` where it reports one; otherwise every event with text counts as one token and the count
 //! is marked estimated.
 
+use crate::wire::framing::ResponseFraming;
 use crate::wire::response_head::ResponseHead;
 use crate::wire::sse::{SseSniffer, Usage, usage_of_body};
 
@@ -30,7 +31,10 @@ pub(crate) struct Meter {
 enum Source {
     /// Events of a stream.
     Events(Box<SseSniffer>),
-    /// A JSON answer, kept as long as it is small.
+    /// A JSON answer of so many bytes, of which none came yet. Most come whole in one read, and are
+    /// looked into where they are.
+    JsonOf(usize),
+    /// A JSON answer in parts, kept as long as it is small.
     Json(Vec<u8>),
     /// Nothing that is understood.
     None,
@@ -58,7 +62,7 @@ impl Meter {
         let source = if head.event_stream {
             Source::Events(Box::new(SseSniffer::new()))
         } else if is_json && head.status < 300 {
-            Source::Json(Vec::new())
+            Source::of_json(head.framing)
         } else {
             Source::None
         };
@@ -81,8 +85,16 @@ impl Meter {
     /// Body bytes that arrived at `now_ns`; `on_gap_us` gets each gap between two tokens.
     pub(crate) fn payload(&mut self, bytes: &[u8], now_ns: u64, mut on_gap_us: impl FnMut(u64)) {
         self.first_byte_ns.get_or_insert(now_ns);
+        if let Source::JsonOf(length) = self.source {
+            if length == bytes.len() {
+                self.usage = usage_of_body(bytes);
+                self.source = Source::None;
+                return;
+            }
+            self.source = Source::Json(Vec::new());
+        }
         match &mut self.source {
-            Source::None => {}
+            Source::None | Source::JsonOf(_) => {}
             Source::Json(kept) => {
                 if kept.len() + bytes.len() > JSON_BYTES {
                     self.source = Source::None;
@@ -134,7 +146,7 @@ impl Meter {
                 self.first_token_ns.or(self.first_byte_ns)
             }
             Source::Events(_) => self.first_token_ns.or(self.first_event_ns),
-            Source::Json(_) | Source::None => self.first_byte_ns,
+            Source::JsonOf(_) | Source::Json(_) | Source::None => self.first_byte_ns,
         };
         Some(first_ns?.saturating_sub(self.sent_ns) / 1_000)
     }
@@ -168,7 +180,7 @@ impl Meter {
     pub(crate) fn tokens(&self) -> Option<Tokens> {
         let usage = match &self.source {
             Source::Json(body) => usage_of_body(body),
-            Source::Events(_) | Source::None => self.usage,
+            Source::Events(_) | Source::JsonOf(_) | Source::None => self.usage,
         };
         match usage {
             Some(usage) => Some(Tokens {
@@ -183,6 +195,18 @@ impl Meter {
                 ..Tokens::default()
             }),
             None => None,
+        }
+    }
+}
+
+impl Source {
+    /// That of a JSON answer with this framing.
+    fn of_json(framing: ResponseFraming) -> Self {
+        match framing {
+            ResponseFraming::Sized(length) if length <= JSON_BYTES as u64 => {
+                Self::JsonOf(length as usize)
+            }
+            _ => Self::Json(Vec::new()),
         }
     }
 }
@@ -243,6 +267,37 @@ mod tests {
             "data: {}\ndata: [DONE]",
         ] {
             assert!(is_unfinished(body), "{body:?}");
+        }
+    }
+
+    #[test]
+    fn tokens_of_a_json_answer_are_found_however_it_comes() {
+        let body = br#"{"id":"x","usage":{"prompt_tokens":30,"completion_tokens":2}}"#;
+        let expected = Tokens {
+            prompt: 30,
+            output: 2,
+            ..Tokens::default()
+        };
+        let framings = [
+            format!("Content-Length: {}", body.len()),
+            "Transfer-Encoding: chunked".to_owned(),
+        ];
+        for framing in framings {
+            let head = format!("HTTP/1.1 200 OK\r\n{framing}\r\n\r\n");
+            let (mut search, limits) = (HeadSearch::default(), HeadLimits::default());
+            let head = ResponseHead::parse(head.as_bytes(), &mut search, &limits, false);
+            let head = head.unwrap().unwrap();
+            for size in [1, 20, body.len() - 1, body.len()] {
+                let mut meter = Meter::new(&head, true, 1_000);
+                let pieces = body.chunks(size);
+                pieces.for_each(|piece| meter.payload(piece, 6_000, |_| {}));
+                assert_eq!(
+                    meter.tokens(),
+                    Some(expected),
+                    "{framing}, pieces of {size}"
+                );
+                assert_eq!(meter.ttft_us(), Some(5));
+            }
         }
     }
 

@@ -60,8 +60,7 @@ impl<'a> Sending<'a> {
                 body: Some(body),
             });
         }
-        let pieces = (0..).map_while(|index| body.piece(index));
-        pieces.for_each(|piece| out.extend_from_slice(&piece));
+        body.look(|pieces| pieces.iter().for_each(|piece| out.extend_from_slice(piece)));
         Some(Outgoing {
             head: out,
             body: None,

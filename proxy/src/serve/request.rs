@@ -8,7 +8,9 @@
 //! `refuse`). Whatever happens, the request leaves one line in every account: in flight, by class
 //! and code, offered, and admitted or shed. `forward` holds the phases that deal with engines.
 
+use std::pin::pin;
 use std::rc::Rc;
+use std::task::{Context, Poll, Waker};
 
 use pointsman_shm::policy::{Endpoints, Features};
 use pointsman_shm::signals::ClassCell;
@@ -121,7 +123,10 @@ impl Story<'_> {
             Page::Inference(endpoint) => {
                 // What is done before the answer is boxed here and there: a stream held for long
                 // does not keep the room of what is over.
-                let (target, body) = Box::pin(self.prepare(endpoint)).await?;
+                let (target, body) = match self.upload.is_here(self.client) {
+                    true => self.prepare_at_once(endpoint)?,
+                    false => Box::pin(self.prepare(endpoint)).await?,
+                };
                 self.attempts(&target, &body).await
             }
         }
@@ -164,6 +169,19 @@ impl Story<'_> {
             status: 200,
             after: if keeps { After::Keep } else { After::Close },
         })
+    }
+
+    /// As [`Self::prepare`], of a request that is here whole, as most small ones are: nothing is
+    /// waited for, so it needs no memory that outlives the call.
+    fn prepare_at_once(&mut self, endpoint: Endpoints) -> Result<(Target, Body)> {
+        let preparing = pin!(self.prepare(endpoint));
+        match preparing.poll(&mut Context::from_waker(Waker::noop())) {
+            Poll::Ready(prepared) => prepared,
+            Poll::Pending => {
+                debug_assert!(false, "what is here is not waited for");
+                Err(Error::Internal)
+            }
+        }
     }
 
     /// Reads what is to be read, and finds out where the request should go.

@@ -42,8 +42,9 @@ pub(crate) struct Patience {
 pub(crate) enum Ending {
     /// The client has the whole answer.
     Whole {
-        /// The engine's connection may carry another request.
-        reusable: bool,
+        /// When the engine's connection was read last, if it may carry another request: from then on
+        /// it is idle to its engine, however long the client takes.
+        idle_since_ns: Option<u64>,
     },
     /// The engine failed and the client has seen nothing.
     Unseen(AttemptEnd),
@@ -182,8 +183,9 @@ impl<'a> Stream<'a> {
                 self.write(is_whole).await?;
             }
             if is_whole {
+                let is_reusable = self.engine_keeps && !taken.has_spare;
                 return Ok(Ending::Whole {
-                    reusable: self.engine_keeps && !taken.has_spare,
+                    idle_since_ns: is_reusable.then_some(self.now_ns),
                 });
             }
             match self.read().await? {
@@ -197,7 +199,9 @@ impl<'a> Stream<'a> {
                     }
                     self.now_ns = monotonic_ns();
                     self.write(true).await?;
-                    return Ok(Ending::Whole { reusable: false });
+                    return Ok(Ending::Whole {
+                        idle_since_ns: None,
+                    });
                 }
                 // Given up for what it holds: as one that takes nothing.
                 Waited::Read(Read::Broken(AttemptEnd::Ours)) if self.seen => {
@@ -379,8 +383,8 @@ fn cut_off(seen: &mut bool, body: &Body) {
 }
 
 fn is_json(answer: &Answer) -> bool {
-    let kind = answer.head.header(&answer.bytes, "content-type");
-    kind.and_then(|value| value.get(..16))
+    let kind = answer.head.content_type.of(&answer.bytes);
+    kind.get(..16)
         .is_some_and(|kind| kind.eq_ignore_ascii_case(b"application/json"))
 }
 

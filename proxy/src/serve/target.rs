@@ -104,10 +104,11 @@ pub(crate) fn admit(shard: &Shard, target: &Target) -> Result<()> {
     let policy = shard.policy.borrow();
     let adopted = policy.current().ok_or(Error::NoPolicy)?;
     let position = position_of(adopted, target).ok_or(Error::NoEligibleEngine)?;
-    let taken = shard
-        .rates
-        .borrow_mut()
-        .take(position, target.priority, monotonic_ns());
+    let mut rates = shard.rates.borrow_mut();
+    if !rates.are_limited(position, target.priority) {
+        return Ok(());
+    }
+    let taken = rates.take(position, target.priority, monotonic_ns());
     taken.map_err(|_| Error::RateExceeded)
 }
 

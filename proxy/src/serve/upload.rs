@@ -71,6 +71,12 @@ impl Upload {
         self.ended
     }
 
+    /// Whether all of the body is here, so that reading it waits for nothing.
+    pub(crate) fn is_here(&self, client: &Client) -> bool {
+        let arrived = client.inbound.filled().len() as u64;
+        self.ended || matches!(self.framing, RequestFraming::Sized(_)) && self.left <= arrived
+    }
+
     /// Reads the body to its end. `expects_continue`: the client may be waiting to be asked.
     pub(crate) async fn read(
         &mut self,

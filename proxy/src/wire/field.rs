@@ -5,6 +5,8 @@
 //! would mean something with `-`, means that to nobody here and is not forwarded; one rule for heads
 //! and for trailers (`is_name`).
 
+use memchr::memchr;
+
 use crate::wire::head::{HeadError, Span, span_in};
 
 /// One header line.
@@ -52,7 +54,7 @@ impl Meaning {
     pub fn of(name: &[u8]) -> Self {
         match Self::of_folded(name) {
             Self::EndToEnd => Self::EndToEnd,
-            _ if name.contains(&b'_') => Self::HopByHop,
+            _ if memchr(b'_', name).is_some() => Self::HopByHop,
             meaning => meaning,
         }
     }
@@ -210,15 +212,33 @@ pub(crate) fn apply_connection(
 
 /// Whether `name` is `other` (lower case) to who folds `_` into `-`, in any case.
 pub(crate) fn is_name(name: &[u8], other: &str) -> bool {
-    let is = |(&byte, other): (&u8, u8)| {
-        byte.eq_ignore_ascii_case(&other) || byte == b'_' && other == b'-'
-    };
+    let is = |(&byte, other): (&u8, u8)| FOLDED[usize::from(byte)] == other;
     name.len() == other.len() && name.iter().zip(other.bytes()).all(is)
 }
 
+/// What a byte of a name is to who looks at neither case nor `_`.
+const FOLDED: [u8; 256] = {
+    let mut folded = [0; 256];
+    let mut byte = 0;
+    while byte < 256 {
+        folded[byte] = match byte as u8 {
+            b'_' => b'-',
+            other => other.to_ascii_lowercase(),
+        };
+        byte += 1;
+    }
+    folded
+};
+
 /// The value of the first line named `name` (lower case).
 pub(crate) fn find<'a>(fields: &[Field], buffer: &'a [u8], name: &str) -> Option<&'a [u8]> {
-    all(fields, buffer, name).next()
+    find_span(fields, buffer, name).map(|value| value.of(buffer))
+}
+
+/// Where that value stands.
+pub(crate) fn find_span(fields: &[Field], buffer: &[u8], name: &str) -> Option<Span> {
+    let mut named = fields.iter().filter(|field| is_named(field, buffer, name));
+    named.next().map(|field| field.value)
 }
 
 /// The values of all lines named `name` (lower case).
@@ -229,8 +249,16 @@ pub(crate) fn all<'a>(
 ) -> impl Iterator<Item = &'a [u8]> {
     fields
         .iter()
-        .filter(move |field| field.name.of(buffer).eq_ignore_ascii_case(name.as_bytes()))
+        .filter(move |field| is_named(field, buffer, name))
         .map(move |field| field.value.of(buffer))
+}
+
+/// Whether a line's name is `name` (lower case) in any case. Most are told apart by their length.
+fn is_named(field: &Field, buffer: &[u8], name: &str) -> bool {
+    field.name.len() == name.len() && {
+        let mut pairs = field.name.of(buffer).iter().zip(name.bytes());
+        pairs.all(|(byte, other)| byte.to_ascii_lowercase() == other)
+    }
 }
 
 /// The comma-separated tokens of a value, white space trimmed, empty ones left out.

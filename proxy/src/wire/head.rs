@@ -20,6 +20,12 @@ impl Span {
         &buffer[self.start as usize..self.end as usize]
     }
 
+    /// Bytes of the span.
+    #[must_use]
+    pub fn len(self) -> usize {
+        self.end.saturating_sub(self.start) as usize
+    }
+
     /// Whether it holds no byte.
     #[must_use]
     pub fn is_empty(self) -> bool {

@@ -31,7 +31,9 @@ pub struct ResponseHead {
     pub keep_alive_timeout_s: Option<u32>,
     /// `Retry-After` in seconds, where it was a number.
     pub retry_after_s: Option<u32>,
-    /// `Content-Type` is `text/event-stream`.
+    /// The first `Content-Type`; empty where there is none.
+    pub content_type: Span,
+    /// It is `text/event-stream`.
     pub event_stream: bool,
     /// Header lines in order.
     pub fields: Vec<Field>,
@@ -115,6 +117,7 @@ impl ResponseHead {
             Version::Http10 => options.keep_alive && !options.close,
         };
         let reason = response.reason.unwrap_or_default();
+        let content_type = field::find_span(&fields, head, "content-type").unwrap_or_default();
         Ok(Self {
             len: head.len(),
             status,
@@ -128,7 +131,8 @@ impl ResponseHead {
             keep_alive: persistent && framing != ResponseFraming::UntilClose,
             keep_alive_timeout_s: keep_alive_timeout(&fields, head),
             retry_after_s: field::find(&fields, head, "retry-after").and_then(seconds),
-            event_stream: is_event_stream(&fields, head),
+            content_type,
+            event_stream: is_event_stream(content_type.of(head)),
             fields,
         })
     }
@@ -174,10 +178,7 @@ fn seconds(value: &[u8]) -> Option<u32> {
     std::str::from_utf8(value).ok()?.parse().ok()
 }
 
-fn is_event_stream(fields: &[Field], head: &[u8]) -> bool {
-    let Some(value) = field::find(fields, head, "content-type") else {
-        return false;
-    };
+fn is_event_stream(value: &[u8]) -> bool {
     let end = memchr(b';', value).unwrap_or(value.len());
     field::trim(&value[..end]).eq_ignore_ascii_case(b"text/event-stream")
 }
