@@ -3,7 +3,8 @@
 //! Last in, first out: the connection used last is the least likely to have been closed by the
 //! engine, and those on the bottom grow old enough to be dropped, so that the pool follows demand
 //! down. Before use each is looked at: an engine that closed it, or that sent bytes nobody asked
-//! for, costs a fresh connection and never a request. Waiting connections are dropped before their
+//! for, costs a fresh connection and never a request; only one that was read in the same turn of the
+//! loop is not looked at once more. Waiting connections are dropped before their
 //! engine would drop them (servers on uvicorn close after 5 s), because a close that crosses a
 //! request cannot be told from a failure.
 
@@ -15,6 +16,7 @@ use pointsman_shm::id::EngineSlot;
 
 use super::engines::EngineView;
 use super::sys::{Peek, Socket};
+use super::turn;
 use crate::metrics::ShardMetrics;
 
 /// A connection to an engine.
@@ -25,6 +27,8 @@ pub(crate) struct EngineConn {
     pub(crate) reused: bool,
     engine: Rc<EngineView>,
     idle_until_ns: u64,
+    /// The turn in which its last answer ended, where turns are told apart.
+    turn: Option<u64>,
     /// How long the engine said it keeps idle connections, nanoseconds.
     learned_idle_ns: Option<u64>,
     _open: Open,
@@ -82,13 +86,14 @@ impl Pools {
             reused: false,
             engine: Rc::clone(engine),
             idle_until_ns: 0,
+            turn: None,
             learned_idle_ns: None,
             _open: Open::new(&self.metrics, engine.slot),
         })
     }
 
-    /// Keeps a connection whose last answer ended exactly where its framing said.
-    pub(crate) fn put(&self, mut conn: Box<EngineConn>, keep_alive_s: Option<u32>, now_ns: u64) {
+    /// Keeps a connection whose last answer ended exactly where its framing said, at `since_ns`.
+    pub(crate) fn put(&self, mut conn: Box<EngineConn>, keep_alive_s: Option<u32>, since_ns: u64) {
         if let Some(seconds) = keep_alive_s {
             let told_ns = u64::from(seconds) * 1_000_000_000;
             conn.learned_idle_ns = Some(told_ns.saturating_sub(LEARNED_MARGIN_NS));
@@ -97,7 +102,8 @@ impl Pools {
             .engine
             .idle_ns
             .min(conn.learned_idle_ns.unwrap_or(u64::MAX));
-        conn.idle_until_ns = now_ns.saturating_add(idle_ns);
+        conn.idle_until_ns = since_ns.saturating_add(idle_ns);
+        conn.turn = turn::present();
         let slot = conn.engine.slot.index();
         let mut pools = self.idle.borrow_mut();
         if pools.len() <= slot {
@@ -134,7 +140,13 @@ impl EngineConn {
     fn is_fit(&self, engine: &Rc<EngineView>, now_ns: u64) -> bool {
         Rc::ptr_eq(&self.engine, engine)
             && now_ns < self.idle_until_ns
-            && self.socket.peek() == Peek::Quiet
+            && (self.was_just_read() || self.socket.peek() == Peek::Quiet)
+    }
+
+    /// Whether its last answer was read in this turn of the loop. That read was a look: nothing stood
+    /// behind the answer. A look more would see what came in microseconds, at the price of a call.
+    fn was_just_read(&self) -> bool {
+        self.turn.is_some() && self.turn == turn::present()
     }
 }
 
