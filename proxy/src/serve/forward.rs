@@ -271,23 +271,23 @@ impl Story<'_> {
     ) -> Result<std::result::Result<Delivered, AttemptEnd>> {
         let status = passed.status;
         let after = match ending {
-            Ending::Whole { idle_since_ns } => {
+            Ending::Whole { reusable } => {
                 attempt.set_outcome(outcome_of_whole(status, meter));
                 if status == 200 && meter.is_unfinished() {
                     let engine = &attempt.engine;
                     let metrics = &self.shard.metrics;
                     metrics.stream_unfinished(engine.slot, engine.generation);
                 }
-                match (source, idle_since_ns) {
-                    (Source::Socket(conn), Some(since_ns)) => {
-                        self.shard.pools.put(conn, passed.keep_alive_s, since_ns);
+                match source {
+                    Source::Socket(conn) if reusable => {
+                        self.shard.pools.put(conn, passed.keep_alive_s);
                     }
-                    (Source::Socket(_), None) => {}
+                    Source::Socket(_) => {}
                     // A client's stream has waited for the engine's to end, and got its own.
-                    (Source::Stream(reply), _) if reply.is_over() || self.client.is_stream() => {
+                    Source::Stream(reply) if reply.is_over() || self.client.is_stream() => {
                         drop(reply);
                     }
-                    (Source::Stream(reply), _) => {
+                    Source::Stream(reply) => {
                         monoio::spawn(guarded(Rc::clone(self.shard), reply.finish()));
                     }
                 }

@@ -25,6 +25,8 @@ pub(crate) struct EngineConn {
     pub(crate) socket: Socket,
     /// Whether it carried a request before the present one.
     pub(crate) reused: bool,
+    /// When the last answer over it was read last, nanoseconds.
+    pub(crate) read_ns: u64,
     engine: Rc<EngineView>,
     idle_until_ns: u64,
     /// The turn in which its last answer ended, where turns are told apart.
@@ -84,6 +86,7 @@ impl Pools {
         Box::new(EngineConn {
             socket,
             reused: false,
+            read_ns: 0,
             engine: Rc::clone(engine),
             idle_until_ns: 0,
             turn: None,
@@ -92,8 +95,9 @@ impl Pools {
         })
     }
 
-    /// Keeps a connection whose last answer ended exactly where its framing said, at `since_ns`.
-    pub(crate) fn put(&self, mut conn: Box<EngineConn>, keep_alive_s: Option<u32>, since_ns: u64) {
+    /// Keeps a connection whose last answer ended exactly where its framing said. It is idle since it
+    /// was read last, as it is to its engine, however long the client took.
+    pub(crate) fn put(&self, mut conn: Box<EngineConn>, keep_alive_s: Option<u32>) {
         if let Some(seconds) = keep_alive_s {
             let told_ns = u64::from(seconds) * 1_000_000_000;
             conn.learned_idle_ns = Some(told_ns.saturating_sub(LEARNED_MARGIN_NS));
@@ -102,7 +106,7 @@ impl Pools {
             .engine
             .idle_ns
             .min(conn.learned_idle_ns.unwrap_or(u64::MAX));
-        conn.idle_until_ns = since_ns.saturating_add(idle_ns);
+        conn.idle_until_ns = conn.read_ns.saturating_add(idle_ns);
         conn.turn = turn::present();
         let slot = conn.engine.slot.index();
         let mut pools = self.idle.borrow_mut();

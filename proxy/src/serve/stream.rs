@@ -42,9 +42,8 @@ pub(crate) struct Patience {
 pub(crate) enum Ending {
     /// The client has the whole answer.
     Whole {
-        /// When the engine's connection was read last, if it may carry another request: from then on
-        /// it is idle to its engine, however long the client takes.
-        idle_since_ns: Option<u64>,
+        /// The engine's connection may carry another request.
+        reusable: bool,
     },
     /// The engine failed and the client has seen nothing.
     Unseen(AttemptEnd),
@@ -183,9 +182,8 @@ impl<'a> Stream<'a> {
                 self.write(is_whole).await?;
             }
             if is_whole {
-                let is_reusable = self.engine_keeps && !taken.has_spare;
                 return Ok(Ending::Whole {
-                    idle_since_ns: is_reusable.then_some(self.now_ns),
+                    reusable: self.engine_keeps && !taken.has_spare,
                 });
             }
             match self.read().await? {
@@ -199,9 +197,7 @@ impl<'a> Stream<'a> {
                     }
                     self.now_ns = monotonic_ns();
                     self.write(true).await?;
-                    return Ok(Ending::Whole {
-                        idle_since_ns: None,
-                    });
+                    return Ok(Ending::Whole { reusable: false });
                 }
                 // Given up for what it holds: as one that takes nothing.
                 Waited::Read(Read::Broken(AttemptEnd::Ours)) if self.seen => {
@@ -357,7 +353,10 @@ impl<'a> Stream<'a> {
     }
 
     /// What passed.
-    pub(crate) fn end(self) -> (Source, Meter) {
+    pub(crate) fn end(mut self) -> (Source, Meter) {
+        if let Source::Socket(conn) = &mut self.source {
+            conn.read_ns = self.now_ns;
+        }
         self.tally.tokens(&self.meter);
         self.buffers.put(self.input);
         self.buffers.put(self.out);
