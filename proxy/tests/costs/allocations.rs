@@ -115,9 +115,9 @@ fn allocations_are_as_few_as_the_page_says(driver: Driver) {
 /// Most allocations of a token and of a request.
 fn most(pair: Pair) -> [u64; 2] {
     match (pair.client, pair.engine) {
-        (Protocol::Http1, Protocol::Http1) => [0, 15],
-        (Protocol::Http1, Protocol::Http2) => [1, 34],
-        (Protocol::Http2, Protocol::Http1) => [2, 35],
+        (Protocol::Http1, Protocol::Http1) => [0, 11],
+        (Protocol::Http1, Protocol::Http2) => [1, 32],
+        (Protocol::Http2, Protocol::Http1) => [2, 34],
         (Protocol::Http2, Protocol::Http2) => [3, 53],
     }
 }

@@ -78,8 +78,11 @@ fn valgrind_counts_instructions_and_copies(driver: Driver) {
                     Work::Request => "request",
                 },
             );
-            // Where nothing is copied, what else a proxy moves differs by a few bytes either way.
-            assert!(instructions > 0.0 && copied > -64.0, "more work costs more");
+            // Where nothing is copied, what else a proxy moves differs by some bytes either way.
+            assert!(
+                instructions > 0.0 && copied > -256.0,
+                "more work costs more"
+            );
         }
     }
 }
