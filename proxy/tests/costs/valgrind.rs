@@ -13,6 +13,11 @@
 //!     -- --nocapture --test-threads=1
 //! ```
 //!
+//! POINTSMAN_COSTS_STREAMS=N has N streams in a burst in place of 32: with hundreds, what a stream
+//! keeps is no longer in the caches when its turn comes. Beside the instructions stand the accesses
+//! to memory that found their line not in the first cache, and in neither, in a model of one of 32
+//! KiB and a second of 1 MiB, which knows of no fetching ahead.
+//!
 //! With POINTSMAN_COSTS_KEEP=FOLDER the profiles stay there, for callgrind_annotate; with
 //! POINTSMAN_COSTS_PAIRS=NAMES only those pairs run (`h1-h2c,h2c-h2c`).
 
@@ -26,19 +31,32 @@ use crate::allocations::draft;
 use crate::lockstep::{Answers, PAIRS, Pair, Streams, listener};
 use crate::traced::{await_rest, shard_of};
 
-/// Tokens, or requests, of the shorter run and by which the longer one is longer.
-const COUNTED: usize = 320;
+/// Bursts of the shorter run and by which the longer one is longer; of requests as many as bursts
+/// of [`STREAMS`] have tokens.
+const BURSTS: usize = 10;
 /// Streams of a burst.
 const STREAMS: usize = 32;
-const _: () = assert!(COUNTED.is_multiple_of(STREAMS), "whole bursts");
+/// The modelled caches: bytes, ways, bytes of a line.
+const CACHES: [&str; 2] = ["--D1=32768,8,64", "--LL=1048576,8,64"];
 /// A proxy under valgrind ends slowly.
 const END: Duration = Duration::from_secs(120);
 
 /// What is counted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Work {
-    Burst,
+    /// Bursts of so many streams.
+    Burst(usize),
     Request,
+}
+
+impl Work {
+    /// Tokens, or requests, of the shorter run and by which the longer one is longer.
+    fn count(self) -> usize {
+        match self {
+            Self::Burst(streams) => BURSTS * streams,
+            Self::Request => BURSTS * STREAMS,
+        }
+    }
 }
 
 both_drivers!(valgrind_counts_instructions_and_copies);
@@ -49,8 +67,8 @@ fn valgrind_counts_instructions_and_copies(driver: Driver) {
         return;
     }
     println!(
-        "{:<9} {:<8} {:<13} {:>12} {:>12}",
-        "driver", "pair", "of one", "instructions", "bytes copied"
+        "{:<9} {:<8} {:<13} {:>12} {:>9} {:>9} {:>12}",
+        "driver", "pair", "of one", "instructions", "missed 1", "missed 2", "bytes copied"
     );
     let names = std::env::var("POINTSMAN_COSTS_PAIRS").unwrap_or_default();
     let is_asked = |pair: &Pair| names.is_empty() || names.split(',').any(|one| one == pair.name());
@@ -59,22 +77,24 @@ fn valgrind_counts_instructions_and_copies(driver: Driver) {
         !pairs.is_empty(),
         "POINTSMAN_COSTS_PAIRS={names} names no pair"
     );
+    let streams = std::env::var("POINTSMAN_COSTS_STREAMS");
+    let streams: usize = streams.map_or(STREAMS, |count| count.parse().expect("a number"));
     for pair in pairs {
-        for work in [Work::Burst, Work::Request] {
-            let each = |tool: fn(Driver, Pair, Work, usize) -> u64| {
-                let (less, more) = (
-                    tool(driver, pair, work, COUNTED),
-                    tool(driver, pair, work, 2 * COUNTED),
-                );
-                (more as f64 - less as f64) / COUNTED as f64
-            };
-            let (instructions, copied) = (each(instructions), each(copied));
+        for work in [Work::Burst(streams), Work::Request] {
+            let count = work.count();
+            let of_one = |less: u64, more: u64| (more as f64 - less as f64) / count as f64;
+            let [less, more] = [count, 2 * count].map(|count| executed(driver, pair, work, count));
+            let [instructions, missed, missed_both] =
+                std::array::from_fn(|at| of_one(less[at], more[at]));
+            let [less, more] = [count, 2 * count].map(|count| copied(driver, pair, work, count));
+            let copied = of_one(less, more);
             println!(
-                "{:<9} {:<8} {:<13} {instructions:>12.0} {copied:>12.0}",
+                "{:<9} {:<8} {:<13} {instructions:>12.0} {missed:>9.1} {missed_both:>9.1} \
+                 {copied:>12.0}",
                 driver.name(),
                 pair.name(),
                 match work {
-                    Work::Burst => "token, burst",
+                    Work::Burst(_) => "token, burst",
                     Work::Request => "request",
                 },
             );
@@ -87,8 +107,9 @@ fn valgrind_counts_instructions_and_copies(driver: Driver) {
     }
 }
 
-/// Instructions of the shard's thread over a proxy's life.
-fn instructions(driver: Driver, pair: Pair, work: Work, count: usize) -> u64 {
+/// Instructions of the shard's thread over a proxy's life, accesses to memory that missed the first
+/// cache, and those that missed both.
+fn executed(driver: Driver, pair: Pair, work: Work, count: usize) -> [u64; 3] {
     let held = tempfile::tempdir().unwrap();
     let name = format!("{}-{}-{work:?}-{count}", driver.name(), pair.name());
     let folder = match std::env::var_os("POINTSMAN_COSTS_KEEP") {
@@ -102,6 +123,9 @@ fn instructions(driver: Driver, pair: Pair, work: Work, count: usize) -> u64 {
         "-q",
         "--tool=callgrind",
         "--separate-threads=yes",
+        "--cache-sim=yes",
+        CACHES[0],
+        CACHES[1],
         &*out,
     ];
     live(&tool, driver, pair, work, count);
@@ -110,8 +134,10 @@ fn instructions(driver: Driver, pair: Pair, work: Work, count: usize) -> u64 {
     let texts = parts.filter_map(|part| std::fs::read_to_string(part.path()).ok());
     let totals =
         texts.filter(|text| text.contains("serve::stream") || text.contains("serve::request"));
+    // Ir Dr Dw I1mr D1mr D1mw ILmr DLmr DLmw
     totals
-        .filter_map(|text| number_after(&text, "totals: "))
+        .filter_map(|text| numbers_after(&text, "totals: "))
+        .map(|sums| [sums[0], sums[4] + sums[5], sums[7] + sums[8]])
         .max()
         .expect("a shard's profile")
 }
@@ -135,10 +161,10 @@ fn live(tool: &[&str], driver: Driver, pair: Pair, work: Work, count: usize) {
     let draft = draft(pair, listener.local_addr().unwrap());
     let mut proxy = Proxy::under(tool, driver, &draft);
     match work {
-        Work::Burst => {
-            let mut streams = Streams::open(proxy.address, &listener, pair, STREAMS);
+        Work::Burst(at_once) => {
+            let mut streams = Streams::open(proxy.address, &listener, pair, at_once);
             let daemon = &proxy.daemon;
-            for _ in 0..count / STREAMS {
+            for _ in 0..count / at_once {
                 streams.burst(|stop| {
                     daemon.signal(if stop { libc::SIGSTOP } else { libc::SIGCONT });
                 });
@@ -175,7 +201,9 @@ fn total_of(log: &Path) -> u64 {
     digits.parse().unwrap()
 }
 
-fn number_after(text: &str, mark: &str) -> Option<u64> {
-    let rest = text.split(mark).nth(1)?;
-    rest.split_whitespace().next()?.parse().ok()
+/// The numbers of the line that begins with `mark`, in callgrind's order of its events.
+fn numbers_after(text: &str, mark: &str) -> Option<[u64; 9]> {
+    let line = text.split(mark).nth(1)?.lines().next()?;
+    let numbers: Vec<u64> = line.split_whitespace().flat_map(str::parse).collect();
+    numbers.try_into().ok()
 }
