@@ -9,6 +9,7 @@ use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::task::{Context, Poll, Waker};
 
+use super::ahead::Ahead;
 use super::bell::is_same;
 
 /// All alarms of a shard.
@@ -110,6 +111,11 @@ impl Alarm {
     /// Says whether the connection waits for a request and may be asked to leave.
     pub(crate) fn set_idle(&self, idle: bool) {
         self.entry.idle.set(idle);
+    }
+
+    /// Adds what its task will want.
+    pub(crate) fn add_ahead(&self, ahead: &mut Ahead) {
+        ahead.add(&*self.entry);
     }
 
     /// Whether the alarm rang, registering the task to be woken when it does.

@@ -13,6 +13,7 @@ use std::task::{Context, Poll, ready};
 use bytes::Bytes;
 use h2::Reason;
 
+use super::ahead::Ahead;
 use super::alarm::{Alarm, Alarms, Ring};
 use super::flow::{Flow, Step};
 use super::h2::{AnswerOut, BodyIn};
@@ -104,6 +105,16 @@ impl Client {
                 bytes: 0,
                 requests: 0,
             },
+        }
+    }
+
+    /// Adds what the next piece will want.
+    pub(crate) fn add_ahead(&self, ahead: &mut Ahead) {
+        self.inbound.add_ahead(ahead);
+        self.alarm.add_ahead(ahead);
+        match &self.outbound {
+            Outbound::Socket(socket) => ahead.add(&**socket),
+            Outbound::Stream(answer) => ahead.add(&**answer),
         }
     }
 
@@ -241,7 +252,8 @@ impl Client {
             }
             Outbound::Stream(answer) => {
                 let answer = Rc::clone(answer);
-                let mut rest = answer.owe(Bytes::copy_from_slice(&buffer));
+                let (bytes, buffer) = bytes_of(buffer);
+                let mut rest = answer.owe(bytes);
                 let send = poll_fn(|context| answer.poll_send(&mut rest, ends, context));
                 self.during(pin!(send)).await?.is_ok().then_some(buffer)
             }
@@ -331,6 +343,15 @@ impl Client {
         let head = parsed.ok().flatten()?;
         answer.hold_head(client_response(&head, page, None).ok()?);
         Some(page[head.len..].to_vec())
+    }
+}
+
+/// The bytes of a buffer, and a buffer for the next ones: memory of just their size goes with them,
+/// what is larger stays.
+fn bytes_of(buffer: Vec<u8>) -> (Bytes, Vec<u8>) {
+    match buffer.len() == buffer.capacity() {
+        true => (Bytes::from(buffer), Vec::new()),
+        false => (Bytes::copy_from_slice(&buffer), buffer),
     }
 }
 

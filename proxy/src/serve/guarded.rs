@@ -9,12 +9,15 @@ use std::pin::Pin;
 use std::rc::Rc;
 use std::task::{Context, Poll};
 
+use super::ahead::{Ahead, Step};
 use super::shard::Shard;
 
 /// A connection's future, guarded.
 struct Guarded<F> {
     shard: Rc<Shard>,
     connection: Option<Pin<Box<F>>>,
+    /// Its place among others, once it said where its memory is.
+    step: Option<Rc<Step>>,
 }
 
 /// Wraps a connection's future.
@@ -25,6 +28,7 @@ pub(crate) fn guarded<F: Future<Output = ()>>(
     Guarded {
         shard,
         connection: Some(Box::pin(connection)),
+        step: None,
     }
 }
 
@@ -32,6 +36,9 @@ impl<F: Future<Output = ()>> Future for Guarded<F> {
     type Output = ();
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<()> {
+        if let Some(step) = &self.step {
+            step.run();
+        }
         let Some(connection) = &mut self.connection else {
             return Poll::Ready(());
         };
@@ -39,6 +46,11 @@ impl<F: Future<Output = ()>> Future for Guarded<F> {
         // (cells and counters of the shard) is consistent between any two of its statements.
         let polled =
             std::panic::catch_unwind(AssertUnwindSafe(|| connection.as_mut().poll(context)));
+        if let Some(mut said) = Ahead::said() {
+            let has_any = said != Ahead::default();
+            said.add(&**connection);
+            self.step = has_any.then(|| Step::new(said));
+        }
         match polled {
             Ok(Poll::Pending) => Poll::Pending,
             Ok(Poll::Ready(())) => Poll::Ready(()),

@@ -15,6 +15,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll, Waker, ready};
 use std::time::Duration;
 
+use super::ahead::Ahead;
 use super::bell::Bell;
 use super::input::Input;
 use super::sys::{Socket, is_transient};
@@ -84,6 +85,13 @@ pub(crate) enum Filled {
 }
 
 impl Inbound {
+    /// Adds what a look whether the client left will want.
+    pub(crate) fn add_ahead(&self, ahead: &mut Ahead) {
+        if let Some(wait) = &self.wait {
+            ahead.add(&*wait.bell);
+        }
+    }
+
     /// The sending side of `socket`.
     pub(crate) fn new(socket: Rc<Socket>) -> Self {
         Self {

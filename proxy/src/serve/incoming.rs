@@ -3,6 +3,7 @@
 use std::io;
 use std::task::{Context, Poll};
 
+use super::ahead::Ahead;
 use super::h2::BodyIn;
 use super::inbound::{Filled, Inbound};
 use super::sys::Socket;
@@ -16,6 +17,13 @@ pub(crate) enum Incoming {
 }
 
 impl Incoming {
+    /// Adds what a wait for an engine's next piece will want.
+    pub(crate) fn add_ahead(&self, ahead: &mut Ahead) {
+        if let Self::Socket(inbound) = self {
+            inbound.add_ahead(ahead);
+        }
+    }
+
     /// What has arrived and is not consumed.
     pub(crate) fn filled(&self) -> &[u8] {
         match self {

@@ -5,6 +5,7 @@
 //! `usage` where it reports one; otherwise every event with text counts as one token and the count
 //! is marked estimated.
 
+use super::ahead::Ahead;
 use crate::wire::framing::ResponseFraming;
 use crate::wire::response_head::ResponseHead;
 use crate::wire::sse::{SseSniffer, Usage, usage_of_body};
@@ -124,6 +125,13 @@ impl Meter {
                 }
                 self.said_done |= event.done;
             }),
+        }
+    }
+
+    /// Adds what the next piece will want.
+    pub(crate) fn add_ahead(&self, ahead: &mut Ahead) {
+        if let Source::Events(sniffer) = &self.source {
+            ahead.add(&**sniffer);
         }
     }
 

@@ -6,6 +6,7 @@
 //! relays it. What is chosen is chosen in [`crate::decide`], what bytes mean is known to
 //! [`crate::wire`].
 
+mod ahead;
 mod alarm;
 mod attempt;
 mod bell;

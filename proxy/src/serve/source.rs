@@ -4,6 +4,7 @@ use std::future::poll_fn;
 use std::pin::Pin;
 use std::task::Poll;
 
+use super::ahead::Ahead;
 use super::exchange::read_more;
 use super::h2::{Gathered, Reply};
 use super::pool::EngineConn;
@@ -79,6 +80,17 @@ impl Source {
                 false => Poll::Pending,
             }
         })
+    }
+
+    /// Adds what the next piece will want.
+    pub(crate) fn add_ahead(&self, ahead: &mut Ahead) {
+        match self {
+            Self::Socket(conn) => ahead.add(&**conn),
+            Self::Stream(reply) => {
+                ahead.add(&**reply);
+                reply.add_ahead(ahead);
+            }
+        }
     }
 
     /// Trailers as lines; known at the end.

@@ -9,6 +9,7 @@
 
 use std::pin::pin;
 
+use super::ahead::Ahead;
 use super::body::Body;
 use super::buffers::{Buffers, Pieces};
 use super::client::{Client, Interrupt, Outbound};
@@ -170,6 +171,7 @@ impl<'a> Stream<'a> {
 
     /// Relays the answer to its end.
     pub(crate) async fn run(&mut self) -> Result<Ending, Interrupt> {
+        self.say_ahead();
         loop {
             let Ok(taken) = self.take() else {
                 return Ok(self.failed(AttemptEnd::MidBody));
@@ -330,6 +332,18 @@ impl<'a> Stream<'a> {
         }
     }
 
+    /// Says where the memory is that the next piece will want.
+    fn say_ahead(&self) {
+        if !self.meter.is_events() {
+            return;
+        }
+        let mut ahead = Ahead::default();
+        self.source.add_ahead(&mut ahead);
+        self.client.add_ahead(&mut ahead);
+        self.meter.add_ahead(&mut ahead);
+        ahead.say();
+    }
+
     /// Between two pieces of an event stream: gives memory back that the next one does not need, or
     /// takes what it may. An answer of another kind is soon over, and keeps what it has.
     fn fit_buffers(&mut self) {
@@ -356,6 +370,9 @@ impl<'a> Stream<'a> {
     pub(crate) fn end(mut self) -> (Source, Meter) {
         if let Source::Socket(conn) = &mut self.source {
             conn.read_ns = self.now_ns;
+        }
+        if self.meter.is_events() {
+            Ahead::default().say();
         }
         self.tally.tokens(&self.meter);
         self.buffers.put(self.input);

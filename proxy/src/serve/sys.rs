@@ -7,7 +7,7 @@
 
 #![expect(
     unsafe_code,
-    reason = "peeks, takes and socket options need the raw descriptor"
+    reason = "peeks, takes and socket options need the raw descriptor, hints an instruction"
 )]
 
 use std::cell::UnsafeCell;
@@ -421,6 +421,20 @@ pub(crate) fn is_transient(error: &io::Error) -> bool {
         error.kind(),
         io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted
     )
+}
+
+/// Asks the processor for the line of memory at `address`, which need not be anybody's.
+#[inline]
+pub(crate) fn fetch_ahead(address: usize) {
+    #[cfg(target_arch = "x86_64")]
+    {
+        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+        // SAFETY: a hint. It reads nothing that the program sees, and an address without memory
+        // behind it is passed over.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(std::ptr::without_provenance(address)) };
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = address;
 }
 
 #[cfg(test)]

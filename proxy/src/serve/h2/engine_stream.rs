@@ -19,6 +19,7 @@ use super::STREAM_WINDOW;
 use super::engine_pool::Slot;
 use crate::clock::monotonic_ns;
 use crate::decide::retry::AttemptEnd;
+use crate::serve::ahead::Ahead;
 use crate::serve::body::Body;
 use crate::serve::client::{Client, Interrupt};
 use crate::serve::exchange::{Answer, NoAnswer, Pace};
@@ -181,6 +182,11 @@ impl Reply {
         }
     }
 
+    /// Adds what the next piece will want.
+    pub(crate) fn add_ahead(&self, ahead: &mut Ahead) {
+        ahead.add(&*self.holder);
+    }
+
     /// Waits until more of the answer is there, or its end.
     pub(crate) async fn wait(&mut self) -> Gathered {
         poll_fn(|context| self.poll_gather(context)).await
@@ -298,7 +304,13 @@ impl Reply {
     fn poll_end(&mut self, context: &mut Context<'_>) -> Poll<End> {
         loop {
             match ready!(self.receive.poll_data(context)) {
-                Some(Ok(data)) => self.gathered.extend_from_slice(&data),
+                Some(Ok(data)) => {
+                    if self.gathered.is_empty() {
+                        // No larger: a client's stream takes it along as it is.
+                        self.gathered.reserve_exact(data.len());
+                    }
+                    self.gathered.extend_from_slice(&data);
+                }
                 Some(Err(error)) => {
                     // Told apart from the end of the connection, which an answer does not outlive.
                     if error.is_reset() {
