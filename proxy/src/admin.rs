@@ -15,6 +15,7 @@ use crate::clock::boottime_ns;
 use crate::config::{Config, IoDriver};
 use crate::driver::sys;
 use crate::metrics::{Page, ProcessMetrics, Rung, ShardMetrics, render};
+use crate::sentinel::HostLoad;
 use crate::shutdown::{Phase, Shutdown};
 
 /// Connections at one time; a further one takes the place of the oldest.
@@ -38,6 +39,8 @@ pub struct View {
     pub process: Arc<ProcessMetrics>,
     /// Every shard's counters.
     pub shards: Vec<Arc<ShardMetrics>>,
+    /// What the process has and may have in flight at each engine.
+    pub load: Arc<HostLoad>,
     /// How the process ends.
     pub shutdown: Arc<Shutdown>,
     /// The I/O driver in use.
@@ -296,6 +299,7 @@ fn metrics(view: &View) -> Reply {
     let body = render(&Page {
         shards: &view.shards,
         process: &view.process,
+        load: &view.load,
         io_driver: view.io_driver,
         stale_after_ms: view.config.stale_after_ms,
         now_boottime_ns: boottime_ns(),
@@ -363,6 +367,7 @@ mod tests {
             config: Arc::new(crate::config::parse(text, "proxy.toml".as_ref(), host).unwrap()),
             process: Arc::default(),
             shards: vec![Arc::default()],
+            load: Arc::default(),
             shutdown: Arc::default(),
             io_driver: IoDriver::Epoll,
         }

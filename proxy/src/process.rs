@@ -16,13 +16,14 @@ use serde::Serialize;
 use crate::admin;
 use crate::clock::monotonic_ns;
 use crate::config::Config;
+use crate::decide::allowance::Allowances;
 use crate::decide::guard::GuardTable;
 use crate::driver::listen::Greeting;
 use crate::driver::{self, Driver, DriverError, Ended, ShardContext, listen, sys};
 use crate::metrics::{ProcessMetrics, ShardMetrics};
 use crate::policy;
 use crate::secrets::{Keeper, KeeperError};
-use crate::sentinel::{Sentinel, Shared};
+use crate::sentinel::{HostLoad, Sentinel, Shared};
 use crate::serve::shard::ShardEnd;
 use crate::shutdown::Shutdown;
 
@@ -150,6 +151,8 @@ impl Proxy {
 
         let shutdown = Arc::new(Shutdown::new());
         let guard = Arc::new(GuardTable::new());
+        let allowances = Arc::new(Allowances::new(config.shards));
+        let load = Arc::new(HostLoad::default());
         let process = Arc::new(ProcessMetrics::default());
         let shards: Vec<Arc<ShardMetrics>> = (0..config.shards).map(|_| Arc::default()).collect();
         let (publisher, policies) = policy::channel(config.shards);
@@ -158,7 +161,8 @@ impl Proxy {
             guard: Arc::clone(&guard),
             process: Arc::clone(&process),
             shards: shards.clone(),
-            load: Arc::default(),
+            allowances: Arc::clone(&allowances),
+            load: Arc::clone(&load),
         };
         let mut sentinel = Sentinel::new(shared, publisher);
         let handles = sentinel.first_look().map_err(StartError::Signals)?;
@@ -179,6 +183,7 @@ impl Proxy {
                 signals,
                 metrics: Arc::clone(metrics),
                 guard: Arc::clone(&guard),
+                allowances: Arc::clone(&allowances),
                 secrets,
                 listeners,
                 shutdown: Arc::clone(&shutdown),
@@ -200,6 +205,7 @@ impl Proxy {
             config: Arc::clone(&config),
             process,
             shards: shards.clone(),
+            load,
             shutdown: Arc::clone(&shutdown),
             io_driver,
         };

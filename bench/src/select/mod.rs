@@ -126,7 +126,7 @@ impl Bench<'_> {
         };
         let dir = self.dir.join(format!("{engines}-{}", tables.name()));
         let (mut stage, policy) = Stage::open(&dir, size, self.args.seed, self.beside)?;
-        let mut pointsman = Pointsman::new(policy, stage.guard.clone());
+        let mut pointsman = Pointsman::new(policy, stage.guard.clone(), stage.allowances.clone());
         pointsman.caches = tables.caches();
         for Pace(updates_per_s) in self.args.updates.clone() {
             stage.set_pace(updates_per_s)?;

@@ -14,6 +14,7 @@ use std::time::Duration;
 use anyhow::{Context, anyhow, bail, ensure};
 use pointsman_proxy::clock::monotonic_ns;
 use pointsman_proxy::config::{self, Host};
+use pointsman_proxy::decide::allowance::Allowances;
 use pointsman_proxy::decide::guard::GuardTable;
 use pointsman_proxy::driver::sys::pin_to_core;
 use pointsman_proxy::metrics::ProcessMetrics;
@@ -36,6 +37,8 @@ pub(super) const MOST_PER_S: u32 = (1_000_000_000 / PAUSE_NS) as u32;
 pub(super) struct Stage {
     /// Guard words, written by the sentinel.
     pub(super) guard: Arc<GuardTable>,
+    /// Tokens of each engine, granted by the sentinel.
+    pub(super) allowances: Arc<Allowances>,
     /// The policy that stood first.
     pub(super) first: Policy,
     process: Arc<ProcessMetrics>,
@@ -77,10 +80,12 @@ impl Stage {
 
         let (policies, mut shards) = policy::channel(1);
         let guard = Arc::new(GuardTable::new());
+        let allowances = Arc::new(Allowances::new(1));
         let process = Arc::new(ProcessMetrics::default());
         let shared = Shared {
             config: Arc::new(config),
             guard: Arc::clone(&guard),
+            allowances: Arc::clone(&allowances),
             process: Arc::clone(&process),
             shards: vec![Arc::default()],
             load: Arc::default(),
@@ -105,6 +110,7 @@ impl Stage {
         let writer = Worker::start("writer", core, move |paces| publisher.run(paces))?;
         let stage = Self {
             guard,
+            allowances,
             first,
             process,
             writer,

@@ -4,6 +4,7 @@ use std::hint::black_box;
 use std::sync::Arc;
 
 use pointsman_proxy::clock::monotonic_ns;
+use pointsman_proxy::decide::allowance::Allowances;
 use pointsman_proxy::decide::back_off::BackOffs;
 use pointsman_proxy::decide::guard::GuardTable;
 use pointsman_proxy::decide::key::{AffinityKey, KeySources};
@@ -64,6 +65,7 @@ pub(super) enum Extent {
 pub(super) struct Pointsman {
     policy: ShardPolicy,
     guard: Arc<GuardTable>,
+    allowances: Arc<Allowances>,
     back_offs: BackOffs,
     taken_up: u64,
     now_ns: u64,
@@ -94,10 +96,15 @@ pub(super) struct Timer;
 
 impl Pointsman {
     /// A shard with a policy.
-    pub(super) fn new(policy: ShardPolicy, guard: Arc<GuardTable>) -> Self {
+    pub(super) fn new(
+        policy: ShardPolicy,
+        guard: Arc<GuardTable>,
+        allowances: Arc<Allowances>,
+    ) -> Self {
         Self {
             policy,
             guard,
+            allowances,
             back_offs: BackOffs::new(),
             taken_up: 0,
             now_ns: monotonic_ns(),
@@ -149,6 +156,7 @@ impl Subject for Pointsman {
         let mut guards = Guards {
             words: &self.guard,
             back_offs: &mut self.back_offs,
+            allowances: self.allowances.shard(0),
             now_ns,
         };
         let selected = select(

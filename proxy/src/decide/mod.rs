@@ -4,6 +4,7 @@
 //! value and a simulator can run this code unchanged.
 
 pub mod admit;
+pub mod allowance;
 pub mod back_off;
 pub mod classify;
 pub mod guard;

@@ -6,7 +6,8 @@
 //! the key and the policy alone, so every host finds the same second choice for a key.
 //!
 //! Cost: an accepted key touches a line of its class, one of the table, one of the gates, one of the
-//! guard words (and none of the back-offs while there are none), does no allocation, takes no lock;
+//! guard words, one of the shard's allowances (and none of the back-offs while there are none), does
+//! no allocation, takes no lock;
 //! all that may refuse it is one branch. Only refused keys pay more: a rendezvous is about 25 flops
 //! an engine looked at, over at most 16 standby engines, and over the whole eligible set when these
 //! refuse too.
@@ -14,6 +15,7 @@
 use pointsman_shm::id::{EngineSlot, negative_ln};
 
 use crate::decide::admit::Shed;
+use crate::decide::allowance::ShardAllowances;
 use crate::decide::back_off::BackOffs;
 use crate::decide::guard::{GuardTable, penalty_refuses, remaining_penalty};
 use crate::decide::index::{ClassIndex, Gate, PolicyIndex};
@@ -122,6 +124,8 @@ pub struct Guards<'a> {
     pub words: &'a GuardTable,
     /// This shard's back-offs.
     pub back_offs: &'a mut BackOffs,
+    /// What it may have in flight at each engine.
+    pub allowances: ShardAllowances<'a>,
     /// Now, nanoseconds of any clock that only rises; anything while `back_offs` is clear.
     pub now_ns: u64,
 }
@@ -152,7 +156,8 @@ pub fn select(
         // engine cannot be foreseen, whether one does can.
         let open = index.gate(engine) == Gate::Open;
         let clear = guards.words.load(engine).is_clear() & guards.back_offs.is_clear();
-        if open & clear & tried.is_empty() {
+        let has_token = guards.allowances.has_own(engine);
+        if open & clear & has_token & tried.is_empty() {
             return Ok(Selection {
                 engine,
                 via: Via::Table,
@@ -280,7 +285,8 @@ impl Question<'_, '_> {
             Gate::NoAllowance => return Some(Refusal::OverAllowance),
         }
         let word = self.guards.words.load(engine);
-        if word.is_clear() && self.guards.back_offs.is_clear() {
+        let is_full = !self.guards.allowances.has_room(engine);
+        if word.is_clear() && self.guards.back_offs.is_clear() && !is_full {
             return standby_only.then_some(Refusal::StandbyOnly);
         }
         let particulars = self.index.particulars(engine);
@@ -292,7 +298,7 @@ impl Question<'_, '_> {
             if state.draining {
                 return Some(Refusal::Draining);
             }
-            if state.over_allowance {
+            if state.over_allowance || is_full {
                 return Some(Refusal::OverAllowance);
             }
             let penalty = remaining_penalty(state.penalty, particulars.planned_factor);
@@ -300,6 +306,8 @@ impl Question<'_, '_> {
                 return Some(Refusal::Penalised);
             }
             standby_only |= state.standby_only;
+        } else if is_full {
+            return Some(Refusal::OverAllowance);
         }
         let (back_offs, now_ns) = (&self.guards.back_offs, self.guards.now_ns);
         if !back_offs.admits(engine, particulars.generation, now_ns) {

@@ -40,6 +40,8 @@ names! {
         "Requests being served.";
     ENGINE_IN_FLIGHT Gauge "pointsman_proxy_engine_in_flight"
         "Attempts in flight at an engine.";
+    ENGINE_ALLOWANCE Gauge "pointsman_proxy_engine_allowance"
+        "Attempts that this process may have in flight at an engine.";
     ATTEMPTS Counter "pointsman_proxy_attempts_total"
         "Attempts ended at an engine, by outcome.";
     STREAMS_UNFINISHED Counter "pointsman_proxy_streams_unfinished_total"

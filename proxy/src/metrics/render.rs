@@ -15,6 +15,7 @@ use super::process::{ProcessMetrics, Rung};
 use super::shard::{CODE_COUNT, ShardMetrics, TlsMetrics, code_label};
 use crate::config::IoDriver;
 use crate::secrets::TlsFailure;
+use crate::sentinel::HostLoad;
 
 /// Class label of requests that no route matched: a class's name is never empty.
 pub const UNMATCHED: &str = "";
@@ -25,6 +26,8 @@ pub struct Page<'a> {
     pub shards: &'a [Arc<ShardMetrics>],
     /// The process's own.
     pub process: &'a ProcessMetrics,
+    /// What it has and may have in flight at each engine.
+    pub load: &'a HostLoad,
     /// The I/O driver in use; never `Auto`.
     pub io_driver: IoDriver,
     /// A policy unconfirmed for longer is stale, milliseconds.
@@ -135,6 +138,15 @@ fn engines(text: &mut Text, page: &Page<'_>) {
     for engine in &labels.engines {
         let value = seen(engine, |record| record.in_flight.value());
         text.sample(names::ENGINE_IN_FLIGHT, &[("engine", &engine.id)], value);
+    }
+    text.head(names::ENGINE_ALLOWANCE);
+    for engine in &labels.engines {
+        let value = page.load.granted(engine.slot);
+        text.sample(
+            names::ENGINE_ALLOWANCE,
+            &[("engine", &engine.id)],
+            value.into(),
+        );
     }
     text.head(names::ATTEMPTS);
     for engine in &labels.engines {

@@ -1,7 +1,7 @@
 //! Adoption: from a publication's bytes to a policy that shards run.
 //!
-//! The order matters. Guard words come before the policy that they are about, and the signals file
-//! is large enough before a shard counts by a new slot number.
+//! The order matters. Guard words and allowances come before the policy that they are about, and the
+//! signals file is large enough before a shard counts by a new slot number.
 
 use std::collections::BTreeMap;
 
@@ -86,6 +86,8 @@ impl Sentinel {
         }
         self.grow_signals();
         self.judge(&policy, now_ns);
+        let to = (&*self.shared.allowances, &*self.shared.load);
+        self.allotter.allot(&policy, self.rung, to, now_ns);
         let process = &self.shared.process;
         process.policy_version.set(policy.version);
         process.adopted.increment();
@@ -139,6 +141,9 @@ impl Sentinel {
         let writer = SignalsWriter::create(&dir, shape)?;
         let handles = (0..shards).map(|shard| signals::handle(writer.segment(shard)));
         let (senders, handles) = handles.unzip();
+        self.allotter
+            .siblings
+            .set_own(writer.path(), writer.instance());
         self.signals = Some(Signals {
             writer,
             senders,

@@ -1,5 +1,4 @@
-//! Requests in flight at each engine, of this host: the sum over shards that allowances are
-//! compared with.
+//! Requests in flight at each engine, of this process: the sum over shards, beside what it may have.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -8,27 +7,45 @@ use pointsman_shm::id::{EngineSlot, MAX_ENGINES};
 
 use crate::metrics::ShardMetrics;
 
-/// One word an engine slot, written by the sentinel every 10 ms.
+/// Two words an engine slot, written by the sentinel every 10 ms.
 #[derive(Debug)]
 pub struct HostLoad {
     words: Box<[AtomicU32]>,
+    granted: Box<[AtomicU32]>,
 }
 
 impl Default for HostLoad {
     fn default() -> Self {
+        let words = || (0..MAX_ENGINES).map(|_| AtomicU32::new(0)).collect();
         Self {
-            words: (0..MAX_ENGINES).map(|_| AtomicU32::new(0)).collect(),
+            words: words(),
+            granted: words(),
         }
     }
 }
 
 impl HostLoad {
-    /// Requests that this host has in flight at `engine`, as of the last sum.
+    /// Requests that this process has in flight at `engine`, as of the last sum.
     #[must_use]
     pub fn in_flight(&self, engine: EngineSlot) -> u32 {
         self.words
             .get(engine.index())
             .map_or(0, |word| word.load(Ordering::Relaxed))
+    }
+
+    /// Requests that this process may have in flight at `engine`.
+    #[must_use]
+    pub fn granted(&self, engine: EngineSlot) -> u32 {
+        self.granted
+            .get(engine.index())
+            .map_or(0, |word| word.load(Ordering::Relaxed))
+    }
+
+    /// Says what this process may have in flight.
+    pub fn set_granted(&self, engine: EngineSlot, granted: u32) {
+        if let Some(word) = self.granted.get(engine.index()) {
+            word.store(granted, Ordering::Relaxed);
+        }
     }
 
     /// Sums what the shards have in flight at each engine of `slots`.
@@ -47,7 +64,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_host_has_in_flight_what_its_shards_have() {
+    fn the_process_has_in_flight_what_its_shards_have() {
         let shards = [
             Arc::new(ShardMetrics::default()),
             Arc::new(ShardMetrics::default()),

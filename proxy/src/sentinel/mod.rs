@@ -1,7 +1,8 @@
 //! The sentinel: the one thread that knows where policies come from.
 //!
 //! It watches the region files, copies and checks what is new, and hands it to the shards; it turns
-//! engine state into guard words; it keeps the signals file large enough. Shards never wait for it:
+//! engine state into guard words and allowances into each shard's tokens; it keeps the signals file
+//! large enough. Shards never wait for it:
 //! should it stop, they serve on by what they have, and the policy's age says so. A panic in it is
 //! caught, counted and followed by a restart that backs off.
 //!
@@ -11,10 +12,12 @@
 //! waits for.
 
 mod adopt;
+mod allot;
 mod engines;
 #[cfg(test)]
 pub(crate) mod fixture;
 mod load;
+mod siblings;
 pub(crate) mod supervise;
 mod watch;
 
@@ -29,6 +32,7 @@ use pointsman_shm::signals::SignalsWriter;
 
 use crate::clock::{boottime_ns, monotonic_ns};
 use crate::config::Config;
+use crate::decide::allowance::Allowances;
 use crate::decide::guard::{GuardTable, GuardWord};
 use crate::metrics::{ProcessMetrics, Rung, ShardMetrics};
 use crate::policy::Publisher;
@@ -36,7 +40,9 @@ use crate::signals::{SignalsHandle, SignalsSender};
 
 pub use load::HostLoad;
 
+use allot::Allotter;
 use engines::{Seen, Verdict};
+use siblings::Siblings;
 use watch::{Look, Watch};
 
 /// Time between two looks at the region files while requests are in flight.
@@ -56,6 +62,8 @@ pub struct Shared {
     pub config: Arc<Config>,
     /// Guard words, of which the sentinel is the only writer.
     pub guard: Arc<GuardTable>,
+    /// What shards may have in flight at each engine, of which the sentinel is the only giver.
+    pub allowances: Arc<Allowances>,
     /// The process's counters.
     pub process: Arc<ProcessMetrics>,
     /// Every shard's counters.
@@ -74,6 +82,7 @@ pub struct Sentinel {
     /// Verdicts of the current policy's engines, as stored in the guard.
     verdicts: Vec<(EngineSlot, Verdict)>,
     signals: Option<Signals>,
+    allotter: Allotter,
     rung: Rung,
     next_adoption_ns: u64,
     next_load_ns: u64,
@@ -102,6 +111,7 @@ impl Sentinel {
             seen: None,
             verdicts: Vec::new(),
             signals: None,
+            allotter: Allotter::new(Siblings::new(dir.join("signals"))),
             rung: Rung::None,
             next_adoption_ns: 0,
             next_load_ns: 0,
@@ -117,6 +127,7 @@ impl Sentinel {
     /// When the signals file cannot be made: a proxy that nobody can see must not serve.
     pub fn first_look(&mut self) -> Result<Vec<SignalsHandle>, pointsman_shm::Error> {
         let now_ns = monotonic_ns();
+        self.allotter.siblings.look(now_ns);
         self.look_at_engines(now_ns);
         self.look_at_policy(now_ns);
         if self.publisher.current().is_none() {
@@ -152,6 +163,10 @@ impl Sentinel {
             if let Some(adopted) = self.publisher.current() {
                 let slots = adopted.policy.engines.iter().map(|engine| engine.slot);
                 self.shared.load.sum(&self.shared.shards, slots);
+            }
+            self.allotter.siblings.look(now_ns);
+            if self.allotter.is_pressed() {
+                self.allot(now_ns);
             }
         }
         if now_ns >= self.next_housekeeping_ns {
@@ -231,6 +246,15 @@ impl Sentinel {
                 "the policy's rung changed"
             );
             self.rung = rung;
+        }
+        self.allot(now_ns);
+    }
+
+    /// Brings what shards may have in flight in line with the policy they run.
+    fn allot(&mut self, now_ns: u64) {
+        if let Some(adopted) = self.publisher.current() {
+            let to = (&*self.shared.allowances, &*self.shared.load);
+            self.allotter.allot(&adopted.policy, self.rung, to, now_ns);
         }
     }
 

@@ -10,17 +10,29 @@ use crate::policy::{self, ShardPolicy};
 
 /// A sentinel with one shard, its folders, and a clock that the test moves.
 struct World {
-    dir: tempfile::TempDir,
+    dir: Arc<tempfile::TempDir>,
     sentinel: Sentinel,
     shard: ShardPolicy,
     process: Arc<ProcessMetrics>,
     guard: Arc<GuardTable>,
+    allowances: Arc<Allowances>,
     now_ns: u64,
 }
 
 impl World {
     fn new() -> Self {
-        let dir = tempfile::tempdir().unwrap();
+        Self::on(Arc::new(tempfile::tempdir().unwrap()))
+    }
+
+    /// Another process of the same host.
+    fn beside(other: &Self) -> Self {
+        Self {
+            now_ns: other.now_ns,
+            ..Self::on(Arc::clone(&other.dir))
+        }
+    }
+
+    fn on(dir: Arc<tempfile::TempDir>) -> Self {
         let text = format!(
             "frontend = 'A'\nlisten = ['127.0.0.1:0']\nshards = 1\nrun_dir = '{0}/run'\n\
              state_dir = '{0}/state'\n",
@@ -31,9 +43,11 @@ impl World {
         let (publisher, mut shards) = policy::channel(1);
         let process = Arc::new(ProcessMetrics::default());
         let guard = Arc::new(GuardTable::new());
+        let allowances = Arc::new(Allowances::new(1));
         let shared = Shared {
             config: Arc::new(config),
             guard: Arc::clone(&guard),
+            allowances: Arc::clone(&allowances),
             process: Arc::clone(&process),
             shards: vec![Arc::default()],
             load: Arc::default(),
@@ -46,6 +60,7 @@ impl World {
             shard,
             process,
             guard,
+            allowances,
             now_ns: monotonic_ns(),
         }
     }
@@ -250,4 +265,100 @@ fn wakes_seldom_while_nothing_is_in_flight() {
     assert_eq!(world.sentinel.pause(), LOOK);
     shard.in_flight.decrement();
     assert_eq!(world.sentinel.pause(), IDLE_LOOK);
+}
+
+/// Requests that this process may begin at engine 0.
+fn tokens(world: &World) -> i64 {
+    world.allowances.free(EngineSlot(0))
+}
+
+#[test]
+fn a_policy_is_adopted_with_its_allowances() {
+    let mut world = World::new();
+    let mut writer = world.publish(1);
+    writer.heartbeat(boottime_ns());
+    world.sentinel.first_look().unwrap();
+    assert_eq!(tokens(&world), 100, "before any shard runs it");
+    assert_eq!(world.sentinel.shared.load.granted(EngineSlot(0)), 100);
+    let shard = Arc::clone(&world.allowances);
+    shard.shard(0).take(EngineSlot(0));
+    let mut policy = fixture::policy(2, "A");
+    policy.engines[0].allowance = 7;
+    policy.engines.push(fixture::engine(5, "e5"));
+    std::thread::sleep(Duration::from_millis(25));
+    let stamp = |version| Stamp { version, epoch: 1 };
+    writer.publish(stamp(2), &policy.encode()).unwrap();
+    assert_eq!(world.turn(), 2);
+    assert_eq!(tokens(&world), 6);
+    assert_eq!(world.allowances.free(EngineSlot(5)), 100);
+    // An engine that leaves takes its tokens along, but for the one in use.
+    let mut policy = fixture::policy(3, "A");
+    policy.engines[0].slot = EngineSlot(5);
+    policy.classes[0].eligible[0].engine = EngineSlot(5);
+    policy.classes[0].table = vec![EngineSlot(5); 64];
+    std::thread::sleep(Duration::from_millis(25));
+    writer.publish(stamp(3), &policy.encode()).unwrap();
+    assert_eq!(world.turn(), 3);
+    assert_eq!(tokens(&world), -1);
+    world.allowances.shard(0).give_back(EngineSlot(0));
+    assert_eq!(tokens(&world), 0);
+}
+
+#[test]
+fn a_stale_policy_lets_a_quarter_more_pass() {
+    let mut world = World::new();
+    let writer = world.publish(1);
+    writer.heartbeat(boottime_ns());
+    world.sentinel.first_look().unwrap();
+    world.turn();
+    assert_eq!((world.sentinel.rung, tokens(&world)), (Rung::Fresh, 100));
+    // Nobody has confirmed it for a minute.
+    let long_ago = boottime_ns().saturating_sub(60_000_000_000);
+    writer.heartbeat(long_ago);
+    world.turn();
+    assert_eq!((world.sentinel.rung, tokens(&world)), (Rung::Stale, 125));
+    writer.heartbeat(boottime_ns());
+    world.turn();
+    assert_eq!((world.sentinel.rung, tokens(&world)), (Rung::Fresh, 100));
+}
+
+#[test]
+fn two_processes_of_a_host_keep_to_one_allowance() {
+    let mut older = World::new();
+    older.publish(1).heartbeat(boottime_ns());
+    let handles = older.sentinel.first_look().unwrap();
+    older.turn();
+    assert_eq!(tokens(&older), 100);
+    let (slot, life) = (EngineSlot(0), Generation(1));
+    // It has ten in flight when the next process starts.
+    let begin = || {
+        older.allowances.shard(0).take(slot);
+        let cell = handles[0].segment().engine(slot, life).unwrap();
+        cell.attempt_started();
+    };
+    (0..10).for_each(|_| begin());
+    let mut younger = World::beside(&older);
+    younger.sentinel.first_look().unwrap();
+    assert_eq!(
+        tokens(&younger),
+        45,
+        "half of what is free, before it serves"
+    );
+    // Both begin: ten each, and what is free is halved anew.
+    older.turn();
+    assert_eq!(older.allowances.free(slot), 45);
+    // A second later the older one has begun nothing more and only finishes what it has.
+    younger.turn();
+    younger.turn();
+    assert_eq!(tokens(&younger), 90);
+    for ended in 1..=10 {
+        older.allowances.shard(0).give_back(slot);
+        let cell = handles[0].segment().engine(slot, life).unwrap();
+        cell.attempt_ended(pointsman_shm::signals::Outcome::Success);
+        younger.turn();
+        assert_eq!(tokens(&younger), 90 + ended);
+    }
+    drop((handles, older));
+    younger.turn();
+    assert_eq!(tokens(&younger), 100);
 }

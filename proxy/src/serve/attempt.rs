@@ -75,6 +75,7 @@ impl Attempt {
         pair: (PairNumber, Generation),
     ) -> Self {
         shard.metrics.engine(engine.slot).in_flight.increment();
+        shard.allowances().take(engine.slot);
         let signals = shard.signals.borrow();
         if let Some(cell) = signals.segment().engine(engine.slot, engine.generation) {
             cell.attempt_started();
@@ -348,6 +349,7 @@ impl Drop for Attempt {
     fn drop(&mut self) {
         let metrics = &self.shard.metrics;
         metrics.engine(self.engine.slot).in_flight.decrement();
+        self.shard.allowances().give_back(self.engine.slot);
         metrics.attempt_ended(self.engine.slot, self.engine.generation, self.outcome);
         self.measure(|cell| cell.attempt_ended(self.outcome));
     }

@@ -24,6 +24,7 @@ use super::turn;
 use crate::clock::{boottime_ns, monotonic_ns};
 use crate::config::Config;
 use crate::decide::admit::AdmittedRates;
+use crate::decide::allowance::{Allowances, ShardAllowances};
 use crate::decide::back_off::BackOffs;
 use crate::decide::guard::GuardTable;
 use crate::decide::retry::{BudgetLimits, RetryBudget, RetryRules};
@@ -50,6 +51,10 @@ pub(crate) struct Shard {
     pub(crate) engines: RefCell<Engines>,
     /// Guard words.
     pub(crate) guard: Arc<GuardTable>,
+    /// Number of this shard, from 0.
+    pub(crate) number: u16,
+    /// What it may have in flight at each engine.
+    allowances: Arc<Allowances>,
     /// Engines that refused a connection.
     pub(crate) back_offs: RefCell<BackOffs>,
     /// This shard's share of admitted rates.
@@ -152,6 +157,8 @@ impl Shard {
             secrets: RefCell::new(context.secrets),
             handshakes: Cell::new(0),
             guard: context.guard,
+            number: context.shard,
+            allowances: context.allowances,
             back_offs: RefCell::new(BackOffs::new()),
             rates: RefCell::new(AdmittedRates::new()),
             retries: RefCell::new(RetryBudget::new(budget, now_ns)),
@@ -198,6 +205,12 @@ impl Shard {
             let mut rates = self.rates.borrow_mut();
             rates.adopt(&adopted.policy, self.config.shards, monotonic_ns());
         }
+    }
+
+    /// What this shard may have in flight at each engine.
+    #[inline]
+    pub(crate) fn allowances(&self) -> ShardAllowances<'_> {
+        self.allowances.shard(self.number)
     }
 
     /// Whether answers say that the connection closes after them.

@@ -128,6 +128,7 @@ pub(crate) fn choose(shard: &Shard, target: &Target, tried: &Tried) -> Result<Ch
                     monotonic_ns()
                 },
                 back_offs,
+                allowances: shard.allowances(),
             };
             select(
                 &adopted.index,

@@ -24,7 +24,7 @@ pub use counters::{
     bucket_floor_us, bucket_of_us,
 };
 #[cfg(not(loom))]
-pub use reader::{Instance, ShardBeat, SignalsReader, Snapshot, list, reap};
+pub use reader::{Flights, Instance, ShardBeat, SignalsReader, Snapshot, list, reap};
 #[cfg(not(loom))]
 pub use writer::{ClassCell, EngineCell, PairCell, ShardSignals, SignalsWriter};
 

@@ -7,15 +7,16 @@ use std::fs::{self, File, TryLockError};
 use std::path::{Path, PathBuf};
 
 use super::layout::{
-    AT_BEAT_NS, AT_POLICY_VERSION, CLASS_WORDS, ENGINE_WORDS, Geometry, PAIR_WORDS,
+    AT_BEAT_NS, AT_ENDED, AT_POLICY_VERSION, AT_STARTED, CLASS_WORDS, ENGINE_WORDS, Geometry,
+    PAIR_WORDS,
 };
 use super::record::{AT_GENERATION, Life, copy};
 use super::writer::temporary;
-use super::{ClassCounters, EngineCounters, PairCounters, Shape};
+use super::{ClassCounters, EngineCounters, Outcome, PairCounters, Shape};
 use crate::atomic::{AtomicU64, Ordering};
 use crate::clock::BootId;
 use crate::error::Error;
-use crate::id::{ClassSlot, EngineSlot, PairNumber};
+use crate::id::{ClassSlot, EngineSlot, Generation, PairNumber};
 use crate::region::header::{
     AT_CLASS_WORDS, AT_CLASSES, AT_ENGINE_WORDS, AT_ENGINES, AT_MAGIC, AT_PAIR_WORDS, AT_PAIRS,
     AT_PID, AT_SEGMENT_HEADER_WORDS, AT_SEGMENT_WORDS, AT_SHARDS, AT_START_NS, HEADER_WORDS,
@@ -61,6 +62,22 @@ pub struct Snapshot {
     /// Pairs that were ever used, by rising number.
     pub pairs: Vec<(PairNumber, PairCounters)>,
 }
+
+/// What a process has under way at one engine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Flights {
+    /// The engine.
+    pub slot: EngineSlot,
+    /// Which life of the slot number the counts belong to.
+    pub generation: Generation,
+    /// Attempts started.
+    pub started: u64,
+    /// Attempts that started and have not ended.
+    pub in_flight: u64,
+}
+
+/// Words of an engine's record up to the ends of attempts.
+const FLIGHT_WORDS: usize = AT_ENDED + Outcome::COUNT;
 
 /// A signal file, open for reading.
 #[derive(Debug)]
@@ -159,6 +176,41 @@ impl SignalsReader {
             });
         }
         Ok(snapshot)
+    }
+
+    /// Reads only what is under way at each engine that was ever used, by rising slot: little enough
+    /// to be asked for many times a second. An engine whose record is just changing its life is left
+    /// out.
+    ///
+    /// # Errors
+    /// As for [`Self::snapshot`].
+    pub fn flights(&mut self) -> Result<Vec<Flights>, Error> {
+        self.follow()?;
+        let Opened { map, geometry, .. } = &self.opened;
+        let words = &map.words()[HEADER_WORDS..];
+        let segments: Vec<&[AtomicU64]> = words
+            .chunks_exact(geometry.segment_words)
+            .take(usize::from(geometry.shape.shards))
+            .collect();
+        let flights = (0..geometry.shape.engines).filter_map(|slot| {
+            let at = geometry.engine_at(usize::from(slot));
+            let sum = sum::<FLIGHT_WORDS>(&segments, at, geometry.engine_words)?;
+            let ended: u64 = sum[AT_ENDED..].iter().sum();
+            Some(Flights {
+                slot: EngineSlot(slot),
+                // A life is numbered in 32 bits.
+                generation: Generation(sum[AT_GENERATION] as u32),
+                started: sum[AT_STARTED],
+                in_flight: sum[AT_STARTED].saturating_sub(ended),
+            })
+        });
+        Ok(flights.collect())
+    }
+
+    /// Whose file it is.
+    #[must_use]
+    pub fn instance(&self) -> Instance {
+        self.opened.instance
     }
 
     /// Opens what stands at the path now, if that is another file. A path that is gone changes

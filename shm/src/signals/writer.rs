@@ -19,7 +19,7 @@ use super::layout::{
 };
 use super::record::{add, enter};
 use super::sheet::Sheet;
-use super::{Outcome, Shape, ShedCause, bucket_of_us};
+use super::{Instance, Outcome, Shape, ShedCause, bucket_of_us};
 use crate::atomic::{AtomicU64, Ordering};
 use crate::clock::{BootId, boottime_ns};
 use crate::error::Error;
@@ -68,6 +68,16 @@ impl SignalsWriter {
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
+    }
+
+    /// Whose file it is, as readers see it.
+    #[must_use]
+    pub fn instance(&self) -> Instance {
+        Instance {
+            boot: self.boot,
+            pid: std::process::id(),
+            start_ns: self.start_ns,
+        }
     }
 
     /// Capacities of the handles given out from now on.

@@ -5,6 +5,7 @@ use pointsman_shm::policy::{PlannedState, Policy};
 use proptest::prelude::*;
 
 use super::*;
+use crate::decide::allowance::Allowances;
 use crate::decide::guard::{GuardState, GuardWord};
 use crate::decide::mix::finish;
 use crate::decide::testing;
@@ -16,6 +17,7 @@ struct World {
     index: PolicyIndex,
     words: GuardTable,
     back_offs: BackOffs,
+    allowances: Allowances,
     tried: Tried,
     now_ns: u64,
 }
@@ -24,6 +26,7 @@ impl World {
     fn new(policy: Policy) -> Self {
         Self {
             index: PolicyIndex::build(&policy, &|_| true),
+            allowances: Allowances::of(&policy, 2),
             policy,
             words: GuardTable::new(),
             back_offs: BackOffs::new(),
@@ -41,6 +44,7 @@ impl World {
         let mut guards = Guards {
             words: &self.words,
             back_offs: &mut self.back_offs,
+            allowances: self.allowances.shard(0),
             now_ns: self.now_ns,
         };
         select(&self.index, 0, key, &mut guards, &self.tried)
@@ -95,6 +99,34 @@ fn a_key_goes_where_its_high_bits_say() {
         let eligible = &world.policy.classes[0].eligible[usize::from(place)];
         assert_eq!(eligible.engine.0, engine);
     }
+}
+
+#[test]
+fn an_engine_at_its_allowance_passes_keys_on_and_all_at_theirs_shed() {
+    let mut world = World::of(THIRDS);
+    let key = 0;
+    assert_eq!(world.engine(key), 3);
+    // This shard uses up its own tokens and nearly all of the other's.
+    let take = |world: &World, shard| world.allowances.shard(shard).take(EngineSlot(3));
+    (0..99).for_each(|_| take(&world, 0));
+    assert!(!world.allowances.shard(0).has_own(EngineSlot(3)));
+    assert_eq!(world.engine(key), 3, "one is left, next door");
+    take(&world, 1);
+    let selection = world.select(key).unwrap();
+    assert_ne!((selection.engine.0, selection.via), (3, Via::Table));
+    for engine in [5, 9] {
+        (0..100).for_each(|_| world.allowances.shard(0).take(EngineSlot(engine)));
+    }
+    let refused = world.select(key).unwrap_err();
+    assert_eq!(refused.over_allowance, 3);
+    assert_eq!(refused.shed(), Shed::Allowance);
+    world.allowances.shard(0).give_back(EngineSlot(9));
+    assert_eq!(world.engine(key), 9);
+    // One that is out is not counted as busy.
+    world.guard(3, |state| state.out = true);
+    world.allowances.shard(0).take(EngineSlot(9));
+    let refused = world.select(key).unwrap_err();
+    assert_eq!((refused.out, refused.over_allowance), (1, 2));
 }
 
 #[test]

@@ -105,6 +105,7 @@ fn read_sample(line: &str) -> Sample {
 struct World {
     shards: Vec<Arc<ShardMetrics>>,
     process: ProcessMetrics,
+    load: HostLoad,
 }
 
 impl World {
@@ -112,7 +113,9 @@ impl World {
         let world = Self {
             shards: vec![Arc::default(), Arc::default()],
             process: Default::default(),
+            load: HostLoad::default(),
         };
+        world.load.set_granted(EngineSlot(7), 12);
         world.process.set_labels(Labels {
             engines: vec![EngineLabel {
                 slot: EngineSlot(7),
@@ -153,6 +156,7 @@ impl World {
         render(&Page {
             shards: &self.shards,
             process: &self.process,
+            load: &self.load,
             io_driver: IoDriver::Epoll,
             stale_after_ms: 30_000,
             now_boottime_ns: 12_500_000_000,
