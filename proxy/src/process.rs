@@ -11,6 +11,8 @@ use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::Duration;
 
 use pointsman_shm::is_tmpfs;
+use rand::rngs::SmallRng;
+use rand::{Rng as _, SeedableRng as _};
 use serde::Serialize;
 
 use crate::admin;
@@ -18,6 +20,8 @@ use crate::clock::monotonic_ns;
 use crate::config::Config;
 use crate::decide::allowance::Allowances;
 use crate::decide::guard::GuardTable;
+use crate::decide::rates::Rates;
+use crate::decide::tenants::Tenants;
 use crate::driver::listen::Greeting;
 use crate::driver::{self, Driver, DriverError, Ended, ShardContext, listen, sys};
 use crate::metrics::{ProcessMetrics, ShardMetrics};
@@ -153,6 +157,8 @@ impl Proxy {
         let guard = Arc::new(GuardTable::new());
         let allowances = Arc::new(Allowances::new(config.shards));
         let load = Arc::new(HostLoad::default());
+        let rates = Arc::new(Rates::new());
+        let tenants = Arc::new(Tenants::new(SmallRng::from_os_rng().random()));
         let process = Arc::new(ProcessMetrics::default());
         let shards: Vec<Arc<ShardMetrics>> = (0..config.shards).map(|_| Arc::default()).collect();
         let (publisher, policies) = policy::channel(config.shards);
@@ -184,6 +190,8 @@ impl Proxy {
                 metrics: Arc::clone(metrics),
                 guard: Arc::clone(&guard),
                 allowances: Arc::clone(&allowances),
+                rates: Arc::clone(&rates),
+                tenants: Arc::clone(&tenants),
                 secrets,
                 listeners,
                 shutdown: Arc::clone(&shutdown),

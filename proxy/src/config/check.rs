@@ -15,7 +15,7 @@ use super::error::{ConfigError, Source};
 use super::file::{CredentialTable, File, LimitsTable, Number, PathTable, TimeoutsTable};
 use super::{
     Affinity, Config, Credential, ExtraPath, HalfClose, IoDriver, Limits, Log, Timeouts,
-    credential, http2, tls,
+    credential, http2, keys, tls,
 };
 use crate::wire::head::MAX_HEADERS;
 
@@ -118,6 +118,11 @@ pub fn parse(text: &str, path: &Path, host: Host) -> Result<Config, ConfigError>
             Some(header) => Some(header_name(&source, "priority.header", &header)?),
             None => None,
         },
+        tenant_header: match file.tenant.header {
+            Some(header) => Some(header_name(&source, "tenant.header", &header)?),
+            None => None,
+        },
+        keys: keys::read(&source, file.keys)?,
         model_header: match file.model.header {
             Some(header) => Some(header_name(&source, "model.header", &header)?),
             None => None,

@@ -39,6 +39,10 @@ pub(super) struct File {
     #[serde(default)]
     pub(super) priority: HeaderTable,
     #[serde(default)]
+    pub(super) tenant: HeaderTable,
+    #[serde(default)]
+    pub(super) keys: Vec<KeyTable>,
+    #[serde(default)]
     pub(super) model: HeaderTable,
     #[serde(default)]
     pub(super) paths: Vec<PathTable>,
@@ -95,6 +99,14 @@ pub(super) struct AffinityTable {
 #[serde(deny_unknown_fields, default)]
 pub(super) struct HeaderTable {
     pub(super) header: Option<Spanned<String>>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct KeyTable {
+    pub(super) file: Spanned<PathBuf>,
+    pub(super) tenant: Spanned<String>,
+    pub(super) priority: Option<Spanned<String>>,
 }
 
 #[derive(Deserialize)]

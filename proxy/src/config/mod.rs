@@ -10,6 +10,7 @@ mod credential;
 mod error;
 mod file;
 mod http2;
+mod keys;
 mod tls;
 
 use std::collections::BTreeMap;
@@ -22,6 +23,7 @@ pub use check::{Host, load, parse};
 pub use error::ConfigError;
 pub use http2::Http2;
 pub(crate) use http2::MAX_STREAMS;
+pub use keys::{Keys, Sender};
 
 /// One proxy process's configuration.
 #[derive(Clone, Debug)]
@@ -64,6 +66,11 @@ pub struct Config {
     pub affinity: Affinity,
     /// Header in which a request names its priority, in lower case; none ignores priorities.
     pub priority_header: Option<String>,
+    /// Header in which a request names its tenant, in lower case; none, and without keys, makes no
+    /// difference between tenants.
+    pub tenant_header: Option<String>,
+    /// API keys that say who sends.
+    pub keys: Keys,
     /// Header in which a request may name its model, in lower case; its body is then not looked into.
     pub model_header: Option<String>,
     /// Paths served beside the built-in ones.

@@ -11,8 +11,10 @@ pub mod guard;
 pub mod index;
 pub mod key;
 pub mod mix;
+pub mod rates;
 pub mod retry;
 pub mod select;
+pub mod tenants;
 #[cfg(test)]
 mod testing;
 pub mod token_bucket;

@@ -5,6 +5,8 @@ use std::sync::Arc;
 use crate::config::Config;
 use crate::decide::allowance::Allowances;
 use crate::decide::guard::GuardTable;
+use crate::decide::rates::Rates;
+use crate::decide::tenants::Tenants;
 use crate::driver::listen::Listener;
 use crate::metrics::ShardMetrics;
 use crate::policy::ShardPolicy;
@@ -28,6 +30,10 @@ pub struct ShardContext {
     pub guard: Arc<GuardTable>,
     /// What each shard may have in flight at each engine, granted by the sentinel.
     pub allowances: Arc<Allowances>,
+    /// The rates that the policy admits, shared by all shards.
+    pub rates: Arc<Rates>,
+    /// Who asks how much of them, shared likewise.
+    pub tenants: Arc<Tenants>,
     /// What this host proves itself with, and whom it trusts.
     pub secrets: SecretsHandle,
     /// This shard's own listening sockets: bound with SO_REUSEPORT, listening, non-blocking.

@@ -50,6 +50,10 @@ names! {
         "Attempts after the first, by how the attempt before ended.";
     SHED Counter "pointsman_proxy_shed_total"
         "Requests refused, by cause.";
+    RATE_EXCEEDED Counter "pointsman_proxy_rate_exceeded_total"
+        "Requests refused because their priority's admitted rate was used up, by priority.";
+    OVER_SHARE Counter "pointsman_proxy_over_share_total"
+        "Requests among those whose tenant was over its fair share.";
     CLIENT_CANCELS Counter "pointsman_proxy_client_cancels_total"
         "Requests whose client left before the end.";
     TTFT Histogram "pointsman_proxy_ttft_seconds"

@@ -47,6 +47,8 @@ pub struct Labels {
     pub engines: Vec<EngineLabel>,
     /// Classes: slot, generation, name.
     pub classes: Vec<(ClassSlot, Generation, String)>,
+    /// Priorities, highest first.
+    pub priorities: Vec<String>,
 }
 
 /// One engine's name and what keeps requests from it.

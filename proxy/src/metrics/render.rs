@@ -83,6 +83,15 @@ fn requests(text: &mut Text, page: &Page<'_>) {
         let count = sum(page, |shard| shard.shed_count(cause));
         text.sample(names::SHED, &[("cause", shed_label(cause))], count);
     }
+    text.head(names::RATE_EXCEEDED);
+    for (priority, name) in labels.priorities.iter().enumerate() {
+        let count = sum(page, |shard| shard.rate_exceeded_count(priority));
+        text.sample(names::RATE_EXCEEDED, &[("priority", name)], count);
+    }
+    text.one(
+        names::OVER_SHARE,
+        sum(page, |shard| shard.over_share.value()),
+    );
     text.one(
         names::CLIENT_CANCELS,
         sum(page, |shard| shard.client_cancels.value()),

@@ -8,7 +8,9 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use crossbeam_utils::CachePadded;
-use pointsman_shm::id::{ClassSlot, EngineSlot, Generation, MAX_CLASSES, MAX_ENGINES};
+use pointsman_shm::id::{
+    ClassSlot, EngineSlot, Generation, MAX_CLASSES, MAX_ENGINES, MAX_PRIORITIES,
+};
 use pointsman_shm::signals::{Outcome, ShedCause};
 
 use super::cell::{Counter, Gauge, Histogram};
@@ -51,6 +53,10 @@ pub struct ShardMetrics {
     /// TLS with engines.
     pub engine_tls: TlsMetrics,
     sheds: [Counter; ShedCause::COUNT],
+    /// Refused by an admitted rate, by priority.
+    rate_exceeded: [Counter; MAX_PRIORITIES],
+    /// Of those, requests of tenants over their fair share.
+    pub over_share: Counter,
     retries: [Counter; Outcome::COUNT],
     /// By class slot; the last is for requests that no route matched.
     classes: Box<[OnceLock<Box<ClassMetrics>>]>,
@@ -108,6 +114,8 @@ impl Default for ShardMetrics {
             client_tls: TlsMetrics::default(),
             engine_tls: TlsMetrics::default(),
             sheds: counters(),
+            rate_exceeded: counters(),
+            over_share: Counter::default(),
             retries: counters(),
             classes: (0..=MAX_CLASSES).map(|_| OnceLock::new()).collect(),
             engines: (0..MAX_ENGINES).map(|_| OnceLock::new()).collect(),
@@ -190,6 +198,23 @@ impl ShardMetrics {
     /// Counts a request that was refused.
     pub fn shed(&self, cause: ShedCause) {
         self.sheds[cause as usize].increment();
+    }
+
+    /// Counts a request refused by the admitted rate of its priority, and whether its tenant was over
+    /// its fair share.
+    pub fn rate_exceeded(&self, priority: u8, is_over: bool) {
+        if let Some(counter) = self.rate_exceeded.get(usize::from(priority)) {
+            counter.increment();
+        }
+        if is_over {
+            self.over_share.increment();
+        }
+    }
+
+    /// Requests refused by the admitted rate of a priority.
+    #[must_use]
+    pub fn rate_exceeded_count(&self, priority: usize) -> u64 {
+        self.rate_exceeded.get(priority).map_or(0, Counter::value)
     }
 
     /// Counts an attempt after the first; `after` says how the one before it ended.

@@ -264,6 +264,7 @@ pub(super) fn labels(policy: &Policy, verdicts: &[(EngineSlot, Verdict)]) -> Lab
         classes: classes
             .map(|class| (class.slot, class.generation, class.name.clone()))
             .collect(),
+        priorities: policy.priorities.clone(),
     }
 }
 

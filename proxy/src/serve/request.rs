@@ -247,6 +247,7 @@ impl Story<'_> {
         self.target = Some(target);
         self.count(|cell| cell.offered(target.priority));
         target::admit(self.shard, &target)?;
+        target::refuse_early(self.shard, &target)?;
         let expects = self.head.expects_continue;
         if claimed <= WINDOW && self.head.framing != RequestFraming::Chunked {
             let read = self

@@ -23,11 +23,12 @@ use super::stream::Patience;
 use super::turn;
 use crate::clock::{boottime_ns, monotonic_ns};
 use crate::config::Config;
-use crate::decide::admit::AdmittedRates;
 use crate::decide::allowance::{Allowances, ShardAllowances};
 use crate::decide::back_off::BackOffs;
 use crate::decide::guard::GuardTable;
+use crate::decide::rates::Rates;
 use crate::decide::retry::{BudgetLimits, RetryBudget, RetryRules};
+use crate::decide::tenants::Tenants;
 use crate::driver::ShardContext;
 use crate::driver::listen::Listener;
 use crate::metrics::ShardMetrics;
@@ -57,8 +58,10 @@ pub(crate) struct Shard {
     allowances: Arc<Allowances>,
     /// Engines that refused a connection.
     pub(crate) back_offs: RefCell<BackOffs>,
-    /// This shard's share of admitted rates.
-    pub(crate) rates: RefCell<AdmittedRates>,
+    /// The rates that the policy admits, shared by all shards.
+    pub(crate) rates: Arc<Rates>,
+    /// Who asks how much of them.
+    pub(crate) tenants: Arc<Tenants>,
     /// This shard's retry budget.
     pub(crate) retries: RefCell<RetryBudget>,
     /// What may be retried.
@@ -160,7 +163,8 @@ impl Shard {
             number: context.shard,
             allowances: context.allowances,
             back_offs: RefCell::new(BackOffs::new()),
-            rates: RefCell::new(AdmittedRates::new()),
+            rates: context.rates,
+            tenants: context.tenants,
             retries: RefCell::new(RetryBudget::new(budget, now_ns)),
             rules: RetryRules::default(),
             pools: Pools::new(limits.engine_idle, Arc::clone(&context.metrics)),
@@ -202,8 +206,6 @@ impl Shard {
             self.engines
                 .borrow_mut()
                 .adopt(&adopted.policy, &self.config);
-            let mut rates = self.rates.borrow_mut();
-            rates.adopt(&adopted.policy, self.config.shards, monotonic_ns());
         }
     }
 

@@ -12,11 +12,13 @@ use pointsman_shm::policy::Endpoints;
 use super::engines::EngineView;
 use super::shard::Shard;
 use crate::clock::monotonic_ns;
-use crate::config::Config;
+use crate::config::{Config, Sender};
 use crate::decide::back_off::BackOffs;
 use crate::decide::classify::{Classified, Question};
 use crate::decide::key::{AffinityKey, KeyKind, KeySources};
+use crate::decide::rates::RateKey;
 use crate::decide::select::{Guards, Refused, Tried, Via, select};
+use crate::decide::tenants::Tenant;
 use crate::error::{Error, Result};
 use crate::policy::Adopted;
 use crate::wire::json::BodyFacts;
@@ -29,6 +31,8 @@ pub(crate) struct Target {
     pub(crate) class: (ClassSlot, Generation),
     /// Its priority, a position in the policy's list.
     pub(crate) priority: u8,
+    /// Whose it is, where tenants are told apart.
+    pub(crate) tenant: Option<Tenant>,
     /// Its affinity key.
     pub(crate) key: AffinityKey,
 }
@@ -91,10 +95,12 @@ pub(crate) fn classify(shard: &Shard, asked: &Asked<'_>) -> Result<Target> {
         use_user: shard.config.affinity.user,
         random: asked.random,
     });
-    let priority = priority_of(&shard.config, adopted, asked).unwrap_or(route.default_priority);
+    let sender = sender_of(&shard.config, asked);
+    let priority = priority_of(&shard.config, adopted, asked, sender);
     Ok(Target {
         class: (class.slot, class.generation),
-        priority,
+        priority: priority.unwrap_or(route.default_priority),
+        tenant: tenant_of(shard, asked, sender),
         key,
     })
 }
@@ -104,12 +110,35 @@ pub(crate) fn admit(shard: &Shard, target: &Target) -> Result<()> {
     let policy = shard.policy.borrow();
     let adopted = policy.current().ok_or(Error::NoPolicy)?;
     let position = position_of(adopted, target).ok_or(Error::NoEligibleEngine)?;
-    let mut rates = shard.rates.borrow_mut();
-    if !rates.are_limited(position, target.priority) {
+    let rates = &adopted.policy.classes[usize::from(position)].admitted_rps;
+    let limited = rates.get(usize::from(target.priority)).copied();
+    let limited = limited.filter(|rate| rate.is_finite());
+    let key = RateKey::of(target.class.0, target.priority);
+    let (Some(of_frontend), Some(key)) = (limited, key) else {
+        return Ok(());
+    };
+    let rate = of_frontend / f64::from(adopted.policy.hosts.max(1));
+    let now_ns = monotonic_ns();
+    let reserve = match target.tenant {
+        Some(tenant) => shard.tenants.arrives(key, tenant, now_ns),
+        None => 0.0,
+    };
+    if shard.rates.take(key, rate, reserve, now_ns) {
+        shard.tenants.admitted(key, now_ns);
         return Ok(());
     }
-    let taken = rates.take(position, target.priority, monotonic_ns());
-    taken.map_err(|_| Error::RateExceeded)
+    shard.metrics.rate_exceeded(target.priority, reserve > 0.0);
+    Err(Error::RateExceeded)
+}
+
+/// Refuses a request that no engine would take now, before its body is read. Where an engine is
+/// backed off this says nothing: to be chosen is its trial.
+pub(crate) fn refuse_early(shard: &Shard, target: &Target) -> Result<()> {
+    let is_clear = shard.back_offs.borrow().is_clear();
+    match is_clear {
+        true => choose(shard, target, &Tried::default()).map(drop),
+        false => Ok(()),
+    }
 }
 
 /// Chooses the engine for the next attempt; `tried` holds those of the attempts before.
@@ -178,13 +207,50 @@ fn affinity_header<'a>(config: &Config, asked: &Asked<'a>) -> Option<&'a [u8]> {
         .find_map(|name| asked.head.header(asked.bytes, name))
 }
 
-fn priority_of(config: &Config, adopted: &Adopted, asked: &Asked<'_>) -> Option<u8> {
-    let value = asked
-        .head
-        .header(asked.bytes, config.priority_header.as_deref()?)?;
+/// Who sends, by the request's key.
+fn sender_of<'a>(config: &'a Config, asked: &Asked<'_>) -> Option<&'a Sender> {
+    if config.keys.is_empty() {
+        return None;
+    }
+    let value = asked.head.header(asked.bytes, "authorization")?;
+    config.keys.sender(value)
+}
+
+/// The sender's priority, or else the one that the request names; a name that the policy does not
+/// have is none.
+fn priority_of(
+    config: &Config,
+    adopted: &Adopted,
+    asked: &Asked<'_>,
+    sender: Option<&Sender>,
+) -> Option<u8> {
     let names = &adopted.policy.priorities;
-    let position = names.iter().position(|name| name.as_bytes() == value)?;
-    u8::try_from(position).ok()
+    let position = |value: &[u8]| names.iter().position(|name| name.as_bytes() == value);
+    let given = sender.and_then(|sender| sender.priority.as_deref());
+    let position = match given {
+        Some(name) => position(name.as_bytes()),
+        None => {
+            let header = config.priority_header.as_deref()?;
+            position(asked.head.header(asked.bytes, header)?)
+        }
+    };
+    u8::try_from(position?).ok()
+}
+
+/// The sender's tenant, or else the one that the request names. Those that name none are one tenant
+/// among others.
+fn tenant_of(shard: &Shard, asked: &Asked<'_>, sender: Option<&Sender>) -> Option<Tenant> {
+    let config = &shard.config;
+    let named = || {
+        let header = config.tenant_header.as_deref()?;
+        asked.head.header(asked.bytes, header)
+    };
+    let name = match sender {
+        Some(sender) => sender.tenant.as_bytes(),
+        None if config.keys.is_empty() && config.tenant_header.is_none() => return None,
+        None => named().unwrap_or(b""),
+    };
+    Some(shard.tenants.tenant(name))
 }
 
 /// Whether an engine is left that would take it later.

@@ -124,6 +124,7 @@ impl World {
                 out: Some(OutReason::Down),
             }],
             classes: vec![(ClassSlot(2), LIFE, class.to_owned())],
+            priorities: vec!["high".to_owned(), "low".to_owned()],
         });
         world.process.set_expiries(vec![Expiry {
             certificate: "own.pem".to_owned(),
@@ -144,6 +145,7 @@ impl World {
             shard.engine(EngineSlot(7)).reported(&report, 5);
             shard.retry(Outcome::ConnectRefused);
             shard.shed(ShedCause::NoEngine);
+            shard.rate_exceeded(1, true);
             shard.in_flight.increment();
             shard.client_tls.failed(TlsFailure::Timeout);
             shard.ttft.observe_us(1_500);
