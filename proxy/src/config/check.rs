@@ -14,7 +14,7 @@ use toml::Spanned;
 use super::error::{ConfigError, Source};
 use super::file::{CredentialTable, File, LimitsTable, Number, PathTable, TimeoutsTable};
 use super::{
-    Affinity, Config, Credential, ExtraPath, HalfClose, IoDriver, Limits, Log, Timeouts,
+    Affinity, Config, Credential, ExtraPath, HalfClose, IoDriver, Limits, Log, Queue, Timeouts,
     credential, http2, keys, tls,
 };
 use crate::wire::head::MAX_HEADERS;
@@ -123,6 +123,10 @@ pub fn parse(text: &str, path: &Path, host: Host) -> Result<Config, ConfigError>
             None => None,
         },
         keys: keys::read(&source, file.keys)?,
+        queue: Queue {
+            length: source.size("queue.length", &file.queue.length, 0, 0..=100_000)?,
+            wait_ms: source.number("queue.wait_ms", &file.queue.wait_ms, 1_000, 1..=DAY_MS)?,
+        },
         model_header: match file.model.header {
             Some(header) => Some(header_name(&source, "model.header", &header)?),
             None => None,

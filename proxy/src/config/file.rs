@@ -43,6 +43,8 @@ pub(super) struct File {
     #[serde(default)]
     pub(super) keys: Vec<KeyTable>,
     #[serde(default)]
+    pub(super) queue: QueueTable,
+    #[serde(default)]
     pub(super) model: HeaderTable,
     #[serde(default)]
     pub(super) paths: Vec<PathTable>,
@@ -99,6 +101,13 @@ pub(super) struct AffinityTable {
 #[serde(deny_unknown_fields, default)]
 pub(super) struct HeaderTable {
     pub(super) header: Option<Spanned<String>>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub(super) struct QueueTable {
+    pub(super) length: Number,
+    pub(super) wait_ms: Number,
 }
 
 #[derive(Deserialize)]

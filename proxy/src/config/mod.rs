@@ -69,6 +69,8 @@ pub struct Config {
     /// Header in which a request names its tenant, in lower case; none, and without keys, makes no
     /// difference between tenants.
     pub tenant_header: Option<String>,
+    /// Lines in which requests wait until an engine has room.
+    pub queue: Queue,
     /// API keys that say who sends.
     pub keys: Keys,
     /// Header in which a request may name its model, in lower case; its body is then not looked into.
@@ -149,6 +151,15 @@ pub struct Timeouts {
     pub engine_idle_ms: u64,
     /// How long a stream's head waits for its first body byte.
     pub head_hold_ms: u64,
+}
+
+/// Lines in which requests wait until an engine has room.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Queue {
+    /// Most requests of one class that wait, per shard; 0 lets none wait.
+    pub length: usize,
+    /// Longest wait, milliseconds.
+    pub wait_ms: u64,
 }
 
 /// What keeps a conversation on its engine.

@@ -11,6 +11,7 @@ pub mod guard;
 pub mod index;
 pub mod key;
 pub mod mix;
+pub mod queue;
 pub mod rates;
 pub mod retry;
 pub mod select;

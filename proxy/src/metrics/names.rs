@@ -54,6 +54,10 @@ names! {
         "Requests refused because their priority's admitted rate was used up, by priority.";
     OVER_SHARE Counter "pointsman_proxy_over_share_total"
         "Requests among those whose tenant was over its fair share.";
+    QUEUED Gauge "pointsman_proxy_queued"
+        "Requests that wait until an engine has room.";
+    QUEUE_ENDS Counter "pointsman_proxy_queue_total"
+        "Waits for an engine to have room, by how they ended.";
     CLIENT_CANCELS Counter "pointsman_proxy_client_cancels_total"
         "Requests whose client left before the end.";
     TTFT Histogram "pointsman_proxy_ttft_seconds"

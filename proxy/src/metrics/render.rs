@@ -12,7 +12,7 @@ use pointsman_shm::signals::{Outcome, ShedCause};
 use super::cell::BOUNDS_US;
 use super::names::{self, Kind, Name};
 use super::process::{ProcessMetrics, Rung};
-use super::shard::{CODE_COUNT, ShardMetrics, TlsMetrics, code_label};
+use super::shard::{CODE_COUNT, QueueEnd, ShardMetrics, TlsMetrics, code_label};
 use crate::config::IoDriver;
 use crate::secrets::TlsFailure;
 use crate::sentinel::HostLoad;
@@ -92,6 +92,12 @@ fn requests(text: &mut Text, page: &Page<'_>) {
         names::OVER_SHARE,
         sum(page, |shard| shard.over_share.value()),
     );
+    text.one(names::QUEUED, sum(page, |shard| shard.queued.value()));
+    text.head(names::QUEUE_ENDS);
+    for end in QueueEnd::ALL {
+        let count = sum(page, |shard| shard.queue_end_count(end));
+        text.sample(names::QUEUE_ENDS, &[("end", end.label())], count);
+    }
     text.one(
         names::CLIENT_CANCELS,
         sum(page, |shard| shard.client_cancels.value()),

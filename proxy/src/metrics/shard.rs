@@ -38,6 +38,9 @@ pub struct ShardMetrics {
     pub connection_reuse: Counter,
     /// Requests sent again to the same engine because a pooled connection was dead.
     pub connection_replays: Counter,
+    /// Requests that wait until an engine has room.
+    pub queued: Gauge,
+    queue_ends: [Counter; QueueEnd::COUNT],
     /// Requests whose client left.
     pub client_cancels: Counter,
     /// Streams broken off because they held most of the memory for slow clients.
@@ -61,6 +64,51 @@ pub struct ShardMetrics {
     /// By class slot; the last is for requests that no route matched.
     classes: Box<[OnceLock<Box<ClassMetrics>>]>,
     engines: Box<[OnceLock<Box<CachePadded<EngineMetrics>>>]>,
+}
+
+/// How a wait in line ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum QueueEnd {
+    /// An engine had room.
+    Served,
+    /// The time was over.
+    Expired,
+    /// The client left, or the process ended.
+    Cancelled,
+    /// No engine was left that could be waited for.
+    Refused,
+    /// A higher priority took the place.
+    Displaced,
+    /// There was no place.
+    Full,
+}
+
+impl QueueEnd {
+    /// How many there are.
+    pub const COUNT: usize = 6;
+    /// Every end.
+    pub const ALL: [Self; Self::COUNT] = [
+        Self::Served,
+        Self::Expired,
+        Self::Cancelled,
+        Self::Refused,
+        Self::Displaced,
+        Self::Full,
+    ];
+
+    /// Its name as a label.
+    #[must_use]
+    pub fn label(self) -> &'static str {
+        match self {
+            Self::Served => "served",
+            Self::Expired => "expired",
+            Self::Cancelled => "cancelled",
+            Self::Refused => "refused",
+            Self::Displaced => "displaced",
+            Self::Full => "full",
+        }
+    }
 }
 
 /// TLS connections of one side.
@@ -106,6 +154,8 @@ impl Default for ShardMetrics {
             client_connections: Gauge::default(),
             connection_reuse: Counter::default(),
             connection_replays: Counter::default(),
+            queued: Gauge::default(),
+            queue_ends: counters(),
             client_cancels: Counter::default(),
             slow_resets: Counter::default(),
             floods: Counter::default(),
@@ -198,6 +248,17 @@ impl ShardMetrics {
     /// Counts a request that was refused.
     pub fn shed(&self, cause: ShedCause) {
         self.sheds[cause as usize].increment();
+    }
+
+    /// Counts a wait in line that ended.
+    pub fn queue_ended(&self, end: QueueEnd) {
+        self.queue_ends[end as usize].increment();
+    }
+
+    /// Waits in line that ended so.
+    #[must_use]
+    pub fn queue_end_count(&self, end: QueueEnd) -> u64 {
+        self.queue_ends[end as usize].value()
     }
 
     /// Counts a request refused by the admitted rate of its priority, and whether its tenant was over

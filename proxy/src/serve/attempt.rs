@@ -350,6 +350,7 @@ impl Drop for Attempt {
         let metrics = &self.shard.metrics;
         metrics.engine(self.engine.slot).in_flight.decrement();
         self.shard.allowances().give_back(self.engine.slot);
+        self.shard.waiting.call();
         metrics.attempt_ended(self.engine.slot, self.engine.generation, self.outcome);
         self.measure(|cell| cell.attempt_ended(self.outcome));
     }

@@ -21,6 +21,7 @@ use super::listener;
 use super::pool::Pools;
 use super::stream::Patience;
 use super::turn;
+use super::waiting::Waiting;
 use crate::clock::{boottime_ns, monotonic_ns};
 use crate::config::Config;
 use crate::decide::allowance::{Allowances, ShardAllowances};
@@ -56,6 +57,8 @@ pub(crate) struct Shard {
     pub(crate) number: u16,
     /// What it may have in flight at each engine.
     allowances: Arc<Allowances>,
+    /// Requests that wait until an engine has room.
+    pub(crate) waiting: Waiting,
     /// Engines that refused a connection.
     pub(crate) back_offs: RefCell<BackOffs>,
     /// The rates that the policy admits, shared by all shards.
@@ -161,6 +164,7 @@ impl Shard {
             handshakes: Cell::new(0),
             guard: context.guard,
             number: context.shard,
+            waiting: Waiting::default(),
             allowances: context.allowances,
             back_offs: RefCell::new(BackOffs::new()),
             rates: context.rates,

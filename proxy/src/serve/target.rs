@@ -132,12 +132,15 @@ pub(crate) fn admit(shard: &Shard, target: &Target) -> Result<()> {
 }
 
 /// Refuses a request that no engine would take now, before its body is read. Where an engine is
-/// backed off this says nothing: to be chosen is its trial.
+/// backed off this says nothing: to be chosen is its trial. Nor where the request may wait for room.
 pub(crate) fn refuse_early(shard: &Shard, target: &Target) -> Result<()> {
     let is_clear = shard.back_offs.borrow().is_clear();
-    match is_clear {
-        true => choose(shard, target, &Tried::default()).map(drop),
-        false => Ok(()),
+    if !is_clear {
+        return Ok(());
+    }
+    match choose(shard, target, &Tried::default()) {
+        Err(Error::EnginesBusy) if shard.config.queue.length > 0 => Ok(()),
+        chosen => chosen.map(drop),
     }
 }
 
