@@ -74,11 +74,11 @@ pub fn admit(limits: &AdmitLimits, load: &ShardLoad) -> Result<(), Shed> {
     Ok(())
 }
 
-/// Seconds for `Retry-After`: 1 to 3 by `random`, so that those refused together do not come back
+/// Seconds for `Retry-After`: 1 to 4 by `random`, so that those refused together do not come back
 /// together.
 #[must_use]
 pub fn retry_after_s(random: u64) -> u32 {
-    1 + (random % 3) as u32
+    1 + (random % 4) as u32
 }
 
 #[cfg(test)]
@@ -118,6 +118,6 @@ mod tests {
             assert!(matches!(shed.status(), 429 | 503), "{shed:?}");
         }
         let waits: Vec<u32> = (0..6).map(retry_after_s).collect();
-        assert_eq!(waits, [1, 2, 3, 1, 2, 3]);
+        assert_eq!(waits, [1, 2, 3, 4, 1, 2]);
     }
 }

@@ -13,5 +13,6 @@ mod shard;
 
 pub use cell::{Counter, Gauge, Histogram};
 pub use process::{EngineLabel, Expiry, Labels, OutReason, ProcessMetrics, Rung};
+pub(crate) use render::shed_label;
 pub use render::{Page, UNMATCHED, render};
 pub use shard::{CODE_COUNT, EngineMetrics, QueueEnd, ShardMetrics, TlsMetrics};

@@ -411,7 +411,8 @@ fn seconds(ns: u64) -> String {
     }
 }
 
-fn shed_label(cause: ShedCause) -> &'static str {
+/// A cause's name as a label.
+pub(crate) fn shed_label(cause: ShedCause) -> &'static str {
     match cause {
         ShedCause::AdmittedRate => "admitted_rate",
         ShedCause::Allowance => "allowance",

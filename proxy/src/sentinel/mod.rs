@@ -14,6 +14,7 @@
 mod adopt;
 mod allot;
 mod engines;
+mod episodes;
 #[cfg(test)]
 pub(crate) mod fixture;
 mod load;
@@ -42,6 +43,7 @@ pub use load::HostLoad;
 
 use allot::Allotter;
 use engines::{Seen, Verdict};
+use episodes::Episodes;
 use siblings::Siblings;
 use watch::{Look, Watch};
 
@@ -83,6 +85,7 @@ pub struct Sentinel {
     verdicts: Vec<(EngineSlot, Verdict)>,
     signals: Option<Signals>,
     allotter: Allotter,
+    episodes: Episodes,
     rung: Rung,
     next_adoption_ns: u64,
     next_load_ns: u64,
@@ -111,6 +114,7 @@ impl Sentinel {
             seen: None,
             verdicts: Vec::new(),
             signals: None,
+            episodes: Episodes::default(),
             allotter: Allotter::new(Siblings::new(dir.join("signals"))),
             rung: Rung::None,
             next_adoption_ns: 0,
@@ -248,6 +252,12 @@ impl Sentinel {
             self.rung = rung;
         }
         self.allot(now_ns);
+        if let Some(adopted) = self.publisher.current() {
+            let shared = &self.shared;
+            let (shards, allowances) = (&shared.shards, &shared.allowances);
+            self.episodes
+                .look(&adopted.policy, shards, allowances, now_ns);
+        }
     }
 
     /// Brings what shards may have in flight in line with the policy they run.

@@ -7,11 +7,10 @@ use super::inbound::Filled;
 use super::request::{After, Delivered, Story};
 use super::shard::Shard;
 use crate::clock::monotonic_ns;
+use crate::decide::admit;
 use crate::error::Error;
 use crate::wire::answer::{AnswerContext, ErrorAnswer, write_error};
 
-/// Least and most seconds of `Retry-After`: spread, so that refused clients do not return as one.
-const RETRY_AFTER_S: std::ops::RangeInclusive<u32> = 1..=4;
 /// How long a closing connection waits for the client to close its side, nanoseconds.
 const LINGER_NS: u64 = 1_000_000_000;
 /// How much it passes over meanwhile.
@@ -120,5 +119,5 @@ fn answer_of<'a>(error: &Error, message: &'a str, retry_after_s: Option<u32>) ->
 
 fn retry_after_s(shard: &Shard, error: &Error) -> Option<u32> {
     let invites = matches!(error.status(), 429 | 503);
-    invites.then(|| shard.random.borrow_mut().random_range(RETRY_AFTER_S))
+    invites.then(|| admit::retry_after_s(shard.random.borrow_mut().random()))
 }
