@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use pointsman_tests::both_drivers;
 use pointsman_tests::client::{CHAT, Client, UNARY, assert_error, post_head, post_with};
+use pointsman_tests::client2::post2;
 use pointsman_tests::engine::Engine;
 use pointsman_tests::folder::Folder;
 use pointsman_tests::policy::Draft;
@@ -18,6 +19,7 @@ both_drivers!(
     a_key_says_the_priority_whatever_the_header_says,
     only_the_excess_over_a_rate_is_refused,
     f05_a_refusal_does_not_wait_for_the_body,
+    f05_a_stream_is_refused_in_the_same_words,
     a_greedy_tenant_is_refused_before_a_modest_one,
 );
 
@@ -145,6 +147,32 @@ fn f05_a_refusal_does_not_wait_for_the_body(driver: Driver) {
     assert_error(&refused, 429, "engines_busy");
     assert!(refused.header("retry-after").is_some());
     assert_eq!(engine.connections(), 1);
+}
+
+fn f05_a_stream_is_refused_in_the_same_words(driver: Driver) {
+    let engine = Engine::named("only");
+    let more = "[priority]\nheader = \"x-priority\"\n[model]\nheader = \"x-model\"";
+    let proxy = Proxy::configured(driver, &draft(&engine, 0.0), more);
+    // One is refused when its body is read, the other by its head, with most of its body unsent.
+    let large = vec![b'x'; 4 * 1024 * 1024];
+    let low = ("x-priority", "low");
+    let cases: [(&[(&str, &str)], &[u8]); 2] = [
+        (&[low], UNARY.as_bytes()),
+        (&[low, ("x-model", "m")], &large),
+    ];
+    for (fields, body) in cases {
+        let answer = post2(proxy.address, CHAT, fields, body, None);
+        assert_eq!(answer.status, 429);
+        let error: serde_json::Value = serde_json::from_slice(&answer.body).expect("it is JSON");
+        assert_eq!(error["error"]["code"], "rate_exceeded", "{error}");
+        let wait = answer.headers.get("retry-after").expect("when to return");
+        let wait: u32 = wait.to_str().expect("text").parse().expect("seconds");
+        assert!((1..=4).contains(&wait), "{wait}");
+    }
+    assert_eq!(engine.connections(), 0);
+    let high = post2(proxy.address, CHAT, &[], UNARY.as_bytes(), None);
+    assert_eq!(high.status, 200);
+    proxy.await_rest();
 }
 
 /// One tenant asks without a pause, over several connections, until told to stop.
