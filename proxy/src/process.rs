@@ -190,6 +190,7 @@ impl Proxy {
                 metrics: Arc::clone(metrics),
                 guard: Arc::clone(&guard),
                 allowances: Arc::clone(&allowances),
+                load: Arc::clone(&load),
                 rates: Arc::clone(&rates),
                 tenants: Arc::clone(&tenants),
                 secrets,

@@ -10,7 +10,7 @@ use std::thread;
 use pointsman_shm::Error;
 use pointsman_shm::id::{ClassSlot, EngineSlot, Generation, PairNumber};
 use pointsman_shm::signals::{
-    BlockLoad, Outcome, Shape, ShedCause, SignalsReader, SignalsWriter, list, reap,
+    BlockLoad, Flights, Outcome, Shape, ShedCause, SignalsReader, SignalsWriter, list, reap,
 };
 use tempfile::TempDir;
 
@@ -31,6 +31,36 @@ fn only_file(dir: &Path) -> SignalsReader {
     let paths = list(dir).unwrap();
     assert_eq!(paths.len(), 1, "{paths:?}");
     SignalsReader::open(&paths[0]).unwrap()
+}
+
+#[test]
+fn what_is_under_way_is_read_alone_and_through_a_growth() {
+    let dir = folder();
+    let mut writer = SignalsWriter::create(dir.path(), SHAPE).unwrap();
+    let mut reader = only_file(dir.path());
+    assert_eq!(reader.flights().unwrap(), []);
+    assert_eq!(reader.instance(), writer.instance());
+    for shard in 0..2 {
+        let signals = writer.segment(shard);
+        let engine = signals.engine(EngineSlot(1), SECOND).unwrap();
+        (0..3).for_each(|_| engine.attempt_started());
+        engine.attempt_ended(Outcome::ALL[usize::from(shard) * (Outcome::COUNT - 1)]);
+        engine.rtt_us(1);
+    }
+    let flights = |in_flight| Flights {
+        slot: EngineSlot(1),
+        generation: SECOND,
+        started: 6,
+        in_flight,
+    };
+    assert_eq!(reader.flights().unwrap(), [flights(4)]);
+    let engines = SHAPE.engines * 2;
+    writer.grow(Shape { engines, ..SHAPE }).unwrap();
+    let signals = writer.segment(0);
+    let engine = signals.engine(EngineSlot(1), SECOND).unwrap();
+    engine.attempt_ended(Outcome::Success);
+    assert!(writer.settle().unwrap());
+    assert_eq!(reader.flights().unwrap(), [flights(3)]);
 }
 
 #[test]

@@ -9,7 +9,7 @@
 //! over with a turn either: whose turn it is chooses like any other request, and stays first where
 //! somebody else was faster.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// A place in line: priority, then order of arrival.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -23,6 +23,10 @@ pub struct Ticket {
 pub struct Queue {
     /// When each gives up, nanoseconds, in the order in which they go.
     due_ns: BTreeMap<Ticket, u64>,
+    /// The same by time.
+    by_due: BTreeSet<(u64, Ticket)>,
+    /// Places that were lost and of which nobody has heard.
+    lost: Vec<Ticket>,
     next: u64,
 }
 
@@ -30,29 +34,30 @@ impl Queue {
     /// Takes a place for a request that waits until `due_ns`; at most `limit` may be in line. None
     /// where there is no place, or no time to wait.
     pub fn join(&mut self, priority: u8, due_ns: u64, now_ns: u64, limit: usize) -> Option<Ticket> {
+        self.expire(now_ns);
         if due_ns <= now_ns || limit == 0 {
             return None;
-        }
-        if self.due_ns.len() >= limit {
-            self.expire(now_ns);
         }
         if self.due_ns.len() >= limit {
             let (&last, _) = self.due_ns.last_key_value()?;
             if last.priority <= priority {
                 return None;
             }
-            self.due_ns.remove(&last);
+            self.remove(last);
+            self.lost.push(last);
         }
         let number = self.next;
         self.next += 1;
         let ticket = Ticket { priority, number };
         self.due_ns.insert(ticket, due_ns);
+        self.by_due.insert((due_ns, ticket));
         Some(ticket)
     }
 
     /// Gives a place back; false where it was lost before.
     pub fn leave(&mut self, ticket: Ticket) -> bool {
-        self.due_ns.remove(&ticket).is_some()
+        self.lost.retain(|lost| *lost != ticket);
+        self.remove(ticket)
     }
 
     /// Whether the place is still held.
@@ -61,15 +66,15 @@ impl Queue {
         self.due_ns.contains_key(&ticket)
     }
 
-    /// Whose turn it is: the first whose time is not over. Those before it lose their places.
+    /// Whose turn it is: the first whose time is not over. Everybody whose time is loses their place.
     pub fn first(&mut self, now_ns: u64) -> Option<Ticket> {
-        loop {
-            let (&ticket, &due_ns) = self.due_ns.first_key_value()?;
-            if due_ns > now_ns {
-                return Some(ticket);
-            }
-            self.due_ns.remove(&ticket);
-        }
+        self.expire(now_ns);
+        self.due_ns.first_key_value().map(|(ticket, _)| *ticket)
+    }
+
+    /// Places lost since the last call, for those who held them to hear of it.
+    pub fn take_lost(&mut self) -> Vec<Ticket> {
+        std::mem::take(&mut self.lost)
     }
 
     /// Places taken.
@@ -84,9 +89,20 @@ impl Queue {
         self.due_ns.is_empty()
     }
 
-    /// Everybody whose time is over loses their place.
-    pub fn expire(&mut self, now_ns: u64) {
-        self.due_ns.retain(|_, due_ns| *due_ns > now_ns);
+    fn expire(&mut self, now_ns: u64) {
+        while let Some(&(due_ns, ticket)) = self.by_due.first()
+            && due_ns <= now_ns
+        {
+            self.remove(ticket);
+            self.lost.push(ticket);
+        }
+    }
+
+    fn remove(&mut self, ticket: Ticket) -> bool {
+        let due_ns = self.due_ns.remove(&ticket);
+        let removed = due_ns.is_some_and(|due_ns| self.by_due.remove(&(due_ns, ticket)));
+        debug_assert_eq!(self.due_ns.len(), self.by_due.len(), "both list the same");
+        removed
     }
 }
 
@@ -129,6 +145,8 @@ mod tests {
         let low: Vec<Ticket> = (0..3).map(|_| queue.join(2, 9, 0, 3).unwrap()).collect();
         let high = queue.join(0, 9, 0, 3).unwrap();
         assert!(!queue.holds(low[2]), "the last of the lowest");
+        assert_eq!(queue.take_lost(), [low[2]]);
+        assert!(queue.take_lost().is_empty(), "told once");
         assert_eq!(queue.len(), 3);
         assert_eq!(queue.first(0), Some(high));
         assert_eq!(queue.join(2, 9, 0, 3), None);
@@ -147,6 +165,7 @@ mod tests {
         assert_eq!(queue.join(0, 9, 4, 1), None);
         assert!(queue.join(0, 9, 5, 1).is_some());
         assert!(!queue.holds(first));
+        assert_eq!(queue.take_lost(), [first]);
     }
 
     /// Any order of joining, leaving and serving against a list that is searched from one end to the
@@ -192,6 +211,11 @@ mod tests {
                     }
                 }
                 assert!(queue.len() <= LIMIT);
+                let lost = queue.take_lost();
+                assert!(
+                    lost.iter().all(|ticket| !queue.holds(*ticket)),
+                    "seed {seed}"
+                );
             }
         }
     }

@@ -215,6 +215,33 @@ fn select_by_steps(
     })
 }
 
+/// Why nobody would take an attempt of this key now; none where somebody would. Unlike a choice it
+/// changes nothing, so it can be asked again and again.
+#[must_use]
+pub fn refused(
+    index: &PolicyIndex,
+    class: u16,
+    key: u64,
+    guards: &Guards<'_>,
+    tried: &Tried,
+) -> Option<Refused> {
+    let Some(class) = index.class(class) else {
+        return Some(Refused::default());
+    };
+    let question = Question {
+        index,
+        key,
+        guards,
+        tried,
+    };
+    let willing = |&engine: &EngineSlot| {
+        let refusal = question.refusal(engine);
+        refusal.is_none_or(|refusal| refusal == Refusal::StandbyOnly)
+    };
+    let somebody = class.eligible.iter().any(willing);
+    (!somebody).then(|| question.count(class))
+}
+
 /// One choice being made.
 struct Question<'a, 'g> {
     index: &'a PolicyIndex,

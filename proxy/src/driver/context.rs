@@ -11,6 +11,7 @@ use crate::driver::listen::Listener;
 use crate::metrics::ShardMetrics;
 use crate::policy::ShardPolicy;
 use crate::secrets::SecretsHandle;
+use crate::sentinel::HostLoad;
 use crate::shutdown::Shutdown;
 use crate::signals::SignalsHandle;
 
@@ -30,6 +31,8 @@ pub struct ShardContext {
     pub guard: Arc<GuardTable>,
     /// What each shard may have in flight at each engine, granted by the sentinel.
     pub allowances: Arc<Allowances>,
+    /// What the process has in flight, and with how many others it shares the host's part.
+    pub load: Arc<HostLoad>,
     /// The rates that the policy admits, shared by all shards.
     pub rates: Arc<Rates>,
     /// Who asks how much of them, shared likewise.

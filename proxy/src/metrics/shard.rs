@@ -70,14 +70,12 @@ pub struct ShardMetrics {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum QueueEnd {
-    /// An engine had room.
+    /// Its turn came.
     Served,
     /// The time was over.
     Expired,
     /// The client left, or the process ended.
     Cancelled,
-    /// No engine was left that could be waited for.
-    Refused,
     /// A higher priority took the place.
     Displaced,
     /// There was no place.
@@ -86,13 +84,12 @@ pub enum QueueEnd {
 
 impl QueueEnd {
     /// How many there are.
-    pub const COUNT: usize = 6;
+    pub const COUNT: usize = 5;
     /// Every end.
     pub const ALL: [Self; Self::COUNT] = [
         Self::Served,
         Self::Expired,
         Self::Cancelled,
-        Self::Refused,
         Self::Displaced,
         Self::Full,
     ];
@@ -104,7 +101,6 @@ impl QueueEnd {
             Self::Served => "served",
             Self::Expired => "expired",
             Self::Cancelled => "cancelled",
-            Self::Refused => "refused",
             Self::Displaced => "displaced",
             Self::Full => "full",
         }

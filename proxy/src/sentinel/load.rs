@@ -12,6 +12,8 @@ use crate::metrics::ShardMetrics;
 pub struct HostLoad {
     words: Box<[AtomicU32]>,
     granted: Box<[AtomicU32]>,
+    /// Processes of this host that serve, this one included.
+    sharers: AtomicU32,
 }
 
 impl Default for HostLoad {
@@ -20,6 +22,7 @@ impl Default for HostLoad {
         Self {
             words: words(),
             granted: words(),
+            sharers: AtomicU32::new(1),
         }
     }
 }
@@ -46,6 +49,17 @@ impl HostLoad {
         if let Some(word) = self.granted.get(engine.index()) {
             word.store(granted, Ordering::Relaxed);
         }
+    }
+
+    /// Processes of this host that serve, this one included: what a host may take is shared by them.
+    #[must_use]
+    pub fn sharers(&self) -> u32 {
+        self.sharers.load(Ordering::Relaxed).max(1)
+    }
+
+    /// Says how many processes of this host serve.
+    pub fn set_sharers(&self, sharers: u32) {
+        self.sharers.store(sharers, Ordering::Relaxed);
     }
 
     /// Sums what the shards have in flight at each engine of `slots`.

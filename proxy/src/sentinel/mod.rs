@@ -131,7 +131,7 @@ impl Sentinel {
     /// When the signals file cannot be made: a proxy that nobody can see must not serve.
     pub fn first_look(&mut self) -> Result<Vec<SignalsHandle>, pointsman_shm::Error> {
         let now_ns = monotonic_ns();
-        self.allotter.siblings.look(now_ns);
+        self.look_at_siblings(now_ns);
         self.look_at_engines(now_ns);
         self.look_at_policy(now_ns);
         if self.publisher.current().is_none() {
@@ -168,7 +168,7 @@ impl Sentinel {
                 let slots = adopted.policy.engines.iter().map(|engine| engine.slot);
                 self.shared.load.sum(&self.shared.shards, slots);
             }
-            self.allotter.siblings.look(now_ns);
+            self.look_at_siblings(now_ns);
             if self.allotter.is_pressed() {
                 self.allot(now_ns);
             }
@@ -186,6 +186,14 @@ impl Sentinel {
             true => LOOK,
             false => IDLE_LOOK,
         }
+    }
+
+    fn look_at_siblings(&mut self, now_ns: u64) {
+        let siblings = &mut self.allotter.siblings;
+        siblings.look(now_ns);
+        self.shared
+            .load
+            .set_sharers(siblings.serving(now_ns).saturating_add(1));
     }
 
     fn look_at_policy(&mut self, now_ns: u64) {

@@ -82,13 +82,19 @@ impl Siblings {
         self.complain(read);
     }
 
+    /// How many of them began an attempt lately.
+    pub(super) fn serving(&self, now_ns: u64) -> u32 {
+        let serving = self.living.iter().filter(|sibling| sibling.is_serving(now_ns));
+        u32::try_from(serving.count()).unwrap_or(u32::MAX)
+    }
+
     /// What they have at an engine.
     pub(super) fn at(&self, slot: EngineSlot, life: Generation, now_ns: u64) -> Others {
         let own = self.own.as_ref().map(|(_, instance)| age(*instance));
         let mut others = Others::default();
         for sibling in &self.living {
             others.in_flight += sibling.in_flight(slot, life);
-            if now_ns.saturating_sub(sibling.began_at_ns) < SERVING_NS {
+            if sibling.is_serving(now_ns) {
                 others.serving += 1;
                 // A process without a page of its own is the youngest.
                 let is_older = own.is_none_or(|own| age(sibling.page.instance()) < own);
@@ -159,6 +165,10 @@ impl Sibling {
         Ok(())
     }
 
+    fn is_serving(&self, now_ns: u64) -> bool {
+        now_ns.saturating_sub(self.began_at_ns) < SERVING_NS
+    }
+
     fn in_flight(&self, slot: EngineSlot, life: Generation) -> u64 {
         let found = self.flights.binary_search_by_key(&slot, |at| at.slot);
         let at = found.ok().map(|at| &self.flights[at]);
@@ -219,11 +229,13 @@ mod tests {
         begin(1);
         siblings.look(2 * S);
         assert_eq!(siblings.at(ENGINE, LIFE, 2 * S), others(3, 1, 1));
+        assert_eq!(siblings.serving(2 * S), 1);
         let another = Generation(2);
         assert_eq!(siblings.at(ENGINE, another, 2 * S), others(0, 1, 1));
         // It begins nothing any more, then ends one, then goes.
         siblings.look(3 * S);
         assert_eq!(siblings.at(ENGINE, LIFE, 3 * S), others(3, 0, 0));
+        assert_eq!(siblings.serving(3 * S), 0);
         let cell = shards[0].engine(ENGINE, LIFE).unwrap();
         cell.attempt_ended(Outcome::Success);
         siblings.look(3 * S + 1);

@@ -344,13 +344,17 @@ fn two_processes_of_a_host_keep_to_one_allowance() {
         45,
         "half of what is free, before it serves"
     );
+    let sharers = |world: &World| world.sentinel.shared.load.sharers();
+    assert_eq!((sharers(&older), sharers(&younger)), (1, 2));
     // Both begin: ten each, and what is free is halved anew.
     older.turn();
     assert_eq!(older.allowances.free(slot), 45);
+    assert_eq!(sharers(&older), 2);
     // A second later the older one has begun nothing more and only finishes what it has.
     younger.turn();
     younger.turn();
     assert_eq!(tokens(&younger), 90);
+    assert_eq!(sharers(&younger), 1);
     for ended in 1..=10 {
         older.allowances.shard(0).give_back(slot);
         let cell = handles[0].segment().engine(slot, life).unwrap();

@@ -71,11 +71,7 @@ impl Story<'_> {
     /// Tries engines until the answer of one is delivered, the table of retries says no, or the
     /// budget does.
     pub(super) async fn attempts(&mut self, target: &Target, body: &Body) -> Result<Delivered> {
-        let choice = match self.choose_at_once(target)? {
-            Some(choice) => choice,
-            None => Box::pin(self.wait_in_line(target)).await?,
-        };
-        let mut course = self.course(target, body, choice);
+        let mut course = self.course(target, body)?;
         loop {
             // Boxed: a stream held for long does not keep the room of what led to it.
             let Answered {
@@ -103,17 +99,19 @@ impl Story<'_> {
         }
     }
 
-    /// The beginning of a request's attempts, whose first engine is chosen.
-    fn course<'a>(&mut self, target: &'a Target, body: &'a Body, choice: Choice) -> Course<'a> {
+    /// The beginning of a request's attempts: its first engine is chosen.
+    fn course<'a>(&mut self, target: &'a Target, body: &'a Body) -> Result<Course<'a>> {
+        let tried = Tried::default();
+        let choice = target::choose(self.shard, target, &tried)?;
         self.count_admitted(&choice, target);
-        Course {
+        Ok(Course {
             target,
             body,
             choice,
-            tried: Tried::default(),
+            tried,
             has_room: true,
             asked_again: Cell::new(false),
-        }
+        })
     }
 
     /// Tries engines until one answers with a head worth passing on.

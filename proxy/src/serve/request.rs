@@ -127,6 +127,9 @@ impl Story<'_> {
                     true => self.prepare_at_once(endpoint)?,
                     false => Box::pin(self.prepare(endpoint)).await?,
                 };
+                if self.has_to_wait(&target) {
+                    Box::pin(self.wait_in_line(&target)).await?;
+                }
                 self.attempts(&target, &body).await
             }
         }
@@ -247,7 +250,7 @@ impl Story<'_> {
         self.target = Some(target);
         self.count(|cell| cell.offered(target.priority));
         target::admit(self.shard, &target)?;
-        target::refuse_early(self.shard, &target)?;
+        self.refuse_early(&target)?;
         let expects = self.head.expects_continue;
         if claimed <= WINDOW && self.head.framing != RequestFraming::Chunked {
             let read = self

@@ -35,6 +35,7 @@ use crate::driver::listen::Listener;
 use crate::metrics::ShardMetrics;
 use crate::policy::ShardPolicy;
 use crate::secrets::SecretsHandle;
+use crate::sentinel::HostLoad;
 use crate::shutdown::{Phase, Shutdown};
 use crate::signals::SignalsHandle;
 use crate::wire::head::HeadLimits;
@@ -61,6 +62,8 @@ pub(crate) struct Shard {
     pub(crate) waiting: Waiting,
     /// Engines that refused a connection.
     pub(crate) back_offs: RefCell<BackOffs>,
+    /// With how many processes this one shares the host's part.
+    pub(crate) load: Arc<HostLoad>,
     /// The rates that the policy admits, shared by all shards.
     pub(crate) rates: Arc<Rates>,
     /// Who asks how much of them.
@@ -167,6 +170,7 @@ impl Shard {
             waiting: Waiting::default(),
             allowances: context.allowances,
             back_offs: RefCell::new(BackOffs::new()),
+            load: context.load,
             rates: context.rates,
             tenants: context.tenants,
             retries: RefCell::new(RetryBudget::new(budget, now_ns)),

@@ -17,7 +17,7 @@ use crate::decide::back_off::BackOffs;
 use crate::decide::classify::{Classified, Question};
 use crate::decide::key::{AffinityKey, KeyKind, KeySources};
 use crate::decide::rates::RateKey;
-use crate::decide::select::{Guards, Refused, Tried, Via, select};
+use crate::decide::select::{self, Guards, Refused, Tried, Via, select};
 use crate::decide::tenants::Tenant;
 use crate::error::{Error, Result};
 use crate::policy::Adopted;
@@ -117,7 +117,8 @@ pub(crate) fn admit(shard: &Shard, target: &Target) -> Result<()> {
     let (Some(of_frontend), Some(key)) = (limited, key) else {
         return Ok(());
     };
-    let rate = of_frontend / f64::from(adopted.policy.hosts.max(1));
+    let sharers = f64::from(adopted.policy.hosts.max(1)) * f64::from(shard.load.sharers());
+    let rate = of_frontend / sharers;
     let now_ns = monotonic_ns();
     let reserve = match target.tenant {
         Some(tenant) => shard.tenants.arrives(key, tenant, now_ns),
@@ -131,17 +132,22 @@ pub(crate) fn admit(shard: &Shard, target: &Target) -> Result<()> {
     Err(Error::RateExceeded)
 }
 
-/// Refuses a request that no engine would take now, before its body is read. Where an engine is
-/// backed off this says nothing: to be chosen is its trial. Nor where the request may wait for room.
-pub(crate) fn refuse_early(shard: &Shard, target: &Target) -> Result<()> {
-    let is_clear = shard.back_offs.borrow().is_clear();
-    if !is_clear {
-        return Ok(());
-    }
-    match choose(shard, target, &Tried::default()) {
-        Err(Error::EnginesBusy) if shard.config.queue.length > 0 => Ok(()),
-        chosen => chosen.map(drop),
-    }
+/// The error of a request that no engine would take now; none where one would. Nothing is chosen by
+/// asking. Where all that is left refused a connection a moment ago, a choice tries it all the same.
+pub(crate) fn refused(shard: &Shard, target: &Target) -> Option<Error> {
+    let policy = shard.policy.borrow();
+    let adopted = policy.current()?;
+    let position = position_of(adopted, target)?;
+    let guards = Guards {
+        words: &shard.guard,
+        now_ns: monotonic_ns(),
+        back_offs: &mut shard.back_offs.borrow_mut(),
+        allowances: shard.allowances(),
+    };
+    let key = target.key.hash;
+    let refused = select::refused(&adopted.index, position, key, &guards, &Tried::default())?;
+    let is_certain = refused.backed_off == 0 || busy(&refused);
+    is_certain.then(|| refusal(&refused))
 }
 
 /// Chooses the engine for the next attempt; `tried` holds those of the attempts before.

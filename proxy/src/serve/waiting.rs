@@ -18,10 +18,9 @@ use super::client::Interrupt;
 use super::guarded::guarded;
 use super::request::Story;
 use super::shard::Shard;
-use super::target::{self, Choice, Target};
+use super::target::{self, Target};
 use crate::clock::monotonic_ns;
 use crate::decide::queue::{Queue, Ticket};
-use crate::decide::select::Tried;
 use crate::error::{Error, Result};
 use crate::metrics::QueueEnd;
 
@@ -50,14 +49,15 @@ struct Place<'a> {
     ticket: Ticket,
 }
 
+/// Says that somebody looks, and no longer than somebody does: a panic ends it too.
+struct Looking(Rc<Shard>);
+
 /// What a place came to.
 enum Turn {
     /// It is first, and an engine has room.
-    Go(Choice),
+    Go,
     /// Its time is over, or it gave way to a higher priority.
     Lost,
-    /// No engine can be waited for.
-    Refused(Error),
 }
 
 impl Waiting {
@@ -88,9 +88,9 @@ impl Line {
     /// Wakes whose turn it is, and those who lost their places so that they hear of it.
     fn call(&mut self, now_ns: u64) {
         let first = self.queue.first(now_ns);
-        let queue = &self.queue;
-        for (ticket, waker) in &self.wakers {
-            if Some(*ticket) == first || !queue.holds(*ticket) {
+        let lost = self.queue.take_lost();
+        for ticket in lost.iter().chain(&first) {
+            if let Some(waker) = self.wakers.get(ticket) {
                 waker.wake_by_ref();
             }
         }
@@ -98,23 +98,26 @@ impl Line {
 }
 
 impl Story<'_> {
-    /// The engine of the first attempt, where one has room and nobody waits; none where the request
-    /// may wait in line for it.
-    pub(super) fn choose_at_once(&self, target: &Target) -> Result<Option<Choice>> {
+    /// Whether a request has to wait in line: others do, or every engine is full.
+    pub(super) fn has_to_wait(&self, target: &Target) -> bool {
         let shard = self.shard;
-        let has_lines = shard.config.queue.length > 0;
-        if has_lines && shard.waiting.has_line(target.class) {
-            return Ok(None);
-        }
-        match target::choose(shard, target, &Tried::default()) {
-            Err(Error::EnginesBusy) if has_lines => Ok(None),
-            chosen => chosen.map(Some),
+        shard.config.queue.length > 0
+            && (shard.waiting.has_line(target.class)
+                || target::refused(shard, target) == Some(Error::EnginesBusy))
+    }
+
+    /// Refuses a request that no engine would take now, before its body is read, unless it may wait.
+    pub(super) fn refuse_early(&self, target: &Target) -> Result<()> {
+        match target::refused(self.shard, target) {
+            Some(Error::EnginesBusy) if self.shard.config.queue.length > 0 => Ok(()),
+            Some(error) => Err(error),
+            None => Ok(()),
         }
     }
 
-    /// The engine of the first attempt after a wait in line, which ends when an engine has room, the
-    /// time is over, or the client leaves.
-    pub(super) async fn wait_in_line(&mut self, target: &Target) -> Result<Choice> {
+    /// Waits in line until an engine has room, which is then to be taken at once: before anything
+    /// else is waited for. An error where the time is over first, or the client leaves.
+    pub(super) async fn wait_in_line(&mut self, target: &Target) -> Result<()> {
         let shard = self.shard;
         let now_ns = monotonic_ns();
         let wait_ns = shard.config.queue.wait_ms * 1_000_000;
@@ -134,9 +137,8 @@ impl Story<'_> {
         });
         let turn = self.client.during(pin!(turn)).await;
         drop(place);
-        let (end, chosen) = match turn {
-            Ok(Turn::Go(choice)) => (QueueEnd::Served, Ok(choice)),
-            Ok(Turn::Refused(error)) => (QueueEnd::Refused, Err(error)),
+        let (end, waited) = match turn {
+            Ok(Turn::Go) => (QueueEnd::Served, Ok(())),
             Ok(Turn::Lost) | Err(Interrupt::Due) if monotonic_ns() >= due_ns => {
                 (QueueEnd::Expired, Err(self.waited_in_vain()))
             }
@@ -146,7 +148,7 @@ impl Story<'_> {
         shard.metrics.queue_ended(end);
         // Who is next need not wait for a look: there may be room for two.
         shard.waiting.call();
-        chosen
+        waited
     }
 
     fn waited_in_vain(&self) -> Error {
@@ -178,7 +180,7 @@ impl<'a> Place<'a> {
         })
     }
 
-    /// Chooses when it is this one's turn. Looks at the line first, so that nobody who lost a place
+    /// Goes when it is this one's turn. Looks at the line first, so that nobody who lost a place
     /// is served, and nobody is overtaken.
     fn turn(&self, target: &Target) -> Poll<Turn> {
         let first = {
@@ -195,10 +197,10 @@ impl<'a> Place<'a> {
         if first != Some(self.ticket) {
             return Poll::Pending;
         }
-        match target::choose(self.shard, target, &Tried::default()) {
-            Ok(choice) => Poll::Ready(Turn::Go(choice)),
-            Err(Error::EnginesBusy) => Poll::Pending,
-            Err(error) => Poll::Ready(Turn::Refused(error)),
+        match target::refused(self.shard, target) {
+            Some(Error::EnginesBusy) => Poll::Pending,
+            // Whatever else is wrong, the choice will say.
+            Some(_) | None => Poll::Ready(Turn::Go),
         }
     }
 
@@ -225,17 +227,23 @@ impl Drop for Place<'_> {
     }
 }
 
+impl Drop for Looking {
+    fn drop(&mut self) {
+        self.0.waiting.is_looking.set(false);
+    }
+}
+
 /// Begins the looks for room, where nobody looks yet; they end with the last who waits.
 fn look_for_room(shard: &Rc<Shard>) {
     if shard.waiting.is_looking.replace(true) {
         return;
     }
-    let looking = Rc::clone(shard);
+    let looking = Looking(Rc::clone(shard));
     monoio::spawn(guarded(Rc::clone(shard), async move {
-        while !looking.waiting.lines.borrow().is_empty() {
+        let waiting = &looking.0.waiting;
+        while !waiting.lines.borrow().is_empty() {
             monoio::time::sleep(LOOK).await;
-            looking.waiting.call();
+            waiting.call();
         }
-        looking.waiting.is_looking.set(false);
     }));
 }

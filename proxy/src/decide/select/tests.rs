@@ -50,6 +50,17 @@ impl World {
         select(&self.index, 0, key, &mut guards, &self.tried)
     }
 
+    /// Asks without choosing, which has to agree with what a choice comes to.
+    fn refused(&mut self, key: u64) -> Option<Refused> {
+        let guards = Guards {
+            words: &self.words,
+            back_offs: &mut self.back_offs,
+            allowances: self.allowances.shard(0),
+            now_ns: self.now_ns,
+        };
+        refused(&self.index, 0, key, &guards, &self.tried)
+    }
+
     fn engine(&mut self, key: u64) -> u16 {
         self.select(key).unwrap().engine.0
     }
@@ -432,7 +443,10 @@ proptest! {
             prop_assert!(world.tried.push(EngineSlot(engine)));
         }
         for key in keys {
-            match world.select(key) {
+            let asked = world.refused(key);
+            let selected = world.select(key);
+            prop_assert_eq!(asked, selected.err());
+            match selected {
                 Ok(selection) => {
                     let engine = selection.engine.0;
                     let state = &words[usize::from(engine)];
