@@ -5,6 +5,7 @@
 
 pub mod admit;
 pub mod back_off;
+pub mod blame;
 pub mod classify;
 pub mod guard;
 pub mod index;

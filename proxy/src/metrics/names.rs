@@ -41,7 +41,7 @@ names! {
     ENGINE_IN_FLIGHT Gauge "pointsman_proxy_engine_in_flight"
         "Attempts in flight at an engine.";
     ATTEMPTS Counter "pointsman_proxy_attempts_total"
-        "Attempts ended at an engine, by outcome.";
+        "Attempts ended at an engine, by outcome and whose fault that is.";
     STREAMS_UNFINISHED Counter "pointsman_proxy_streams_unfinished_total"
         "Event streams answered 200 and delivered whole that ended without a terminal event.";
     RETRIES Counter "pointsman_proxy_retries_total"

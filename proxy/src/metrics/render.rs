@@ -14,6 +14,7 @@ use super::names::{self, Kind, Name};
 use super::process::{ProcessMetrics, Rung};
 use super::shard::{CODE_COUNT, ShardMetrics, TlsMetrics, code_label};
 use crate::config::IoDriver;
+use crate::decide::blame::{Blame, blame};
 use crate::secrets::TlsFailure;
 
 /// Class label of requests that no route matched: a class's name is never empty.
@@ -149,7 +150,11 @@ fn engines(text: &mut Text, page: &Page<'_>) {
             .into_iter()
             .filter(|&outcome| sums[outcome as usize] > 0)
         {
-            let series = [("engine", &*engine.id), ("outcome", outcome_label(outcome))];
+            let series = [
+                ("engine", &*engine.id),
+                ("outcome", outcome_label(outcome)),
+                ("blame", blame(outcome).map_or("nobody", Blame::label)),
+            ];
             text.sample(names::ATTEMPTS, &series, sums[outcome as usize]);
         }
     }

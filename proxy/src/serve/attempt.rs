@@ -375,36 +375,6 @@ fn connection_of(reused: bool) -> Connection {
     }
 }
 
-/// The outcome that an attempt's end is counted as.
-pub(crate) fn outcome_of(end: AttemptEnd) -> Outcome {
-    match end {
-        AttemptEnd::ConnectRefused | AttemptEnd::TlsFailed => Outcome::ConnectRefused,
-        // It lives, and did not begin: as with 429 and 503, not now.
-        AttemptEnd::StreamRefused => Outcome::Backpressure,
-        AttemptEnd::ConnectTimeout => Outcome::ConnectTimeout,
-        AttemptEnd::ClosedBeforeSend
-        | AttemptEnd::ResetBeforeByte
-        | AttemptEnd::ResetBeforeBody => Outcome::ResetBeforeByte,
-        AttemptEnd::FirstByteTimeout => Outcome::FirstByteTimeout,
-        AttemptEnd::Status(status) => outcome_of_status(status),
-        AttemptEnd::BadHead => Outcome::ServerError,
-        AttemptEnd::MidBody => Outcome::MidStreamReset,
-        AttemptEnd::Stall => Outcome::Stall,
-        AttemptEnd::ClientGone => Outcome::ClientCancel,
-        AttemptEnd::Ours => Outcome::Ours,
-    }
-}
-
-/// The outcome of an answer that arrived whole.
-pub(crate) fn outcome_of_status(status: u16) -> Outcome {
-    match status {
-        429 | 503 => Outcome::Backpressure,
-        400..=499 => Outcome::ClientError,
-        500.. => Outcome::ServerError,
-        _ => Outcome::Success,
-    }
-}
-
 /// Whether a connect failed for want of something on this host, not because of the engine.
 fn is_our_own(error: &io::Error) -> bool {
     matches!(
@@ -416,17 +386,6 @@ fn is_our_own(error: &io::Error) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn every_status_has_its_outcome() {
-        assert_eq!(outcome_of_status(200), Outcome::Success);
-        assert_eq!(outcome_of_status(302), Outcome::Success);
-        assert_eq!(outcome_of_status(400), Outcome::ClientError);
-        assert_eq!(outcome_of_status(429), Outcome::Backpressure);
-        assert_eq!(outcome_of_status(500), Outcome::ServerError);
-        assert_eq!(outcome_of_status(503), Outcome::Backpressure);
-        assert_eq!(outcome_of_status(599), Outcome::ServerError);
-    }
 
     #[test]
     fn want_of_descriptors_is_not_the_engines_fault() {

@@ -12,9 +12,10 @@ use std::sync::Arc;
 use h2::Reason;
 use pointsman_shm::signals::Outcome;
 
-use super::attempt::{Attempt, NotOpened, Opened, outcome_of, outcome_of_status};
+use super::attempt::{Attempt, NotOpened, Opened};
 use super::body::Body;
 use super::client::Interrupt;
+use super::engines::EngineView;
 use super::exchange::Answer;
 use super::guarded::guarded;
 use super::meter::Meter;
@@ -25,6 +26,7 @@ use super::stream::{Ending, Stream};
 use super::tally::Tally;
 use super::target::{self, Choice, Target};
 use crate::clock::monotonic_ns;
+use crate::decide::blame::{Blame, blame, outcome_of, outcome_of_status, outcome_of_stream_error};
 use crate::decide::retry::{self, AttemptEnd, Connection, CutOff, Next};
 use crate::decide::select::Tried;
 use crate::error::{Error, Result};
@@ -144,6 +146,7 @@ impl Story<'_> {
                 }
                 Ok(Opened { source, answer, .. }) => {
                     let end = AttemptEnd::Status(answer.head.status);
+                    self.keep_quiet(&attempt, &answer);
                     let connection = connection_of(source.is_reused());
                     if answer.head.status >= 400
                         && let Some(next) = self.next(end, connection, course)
@@ -163,6 +166,22 @@ impl Story<'_> {
                 }
             }
         }
+    }
+
+    /// Keeps to what an engine asked for when it refused: new requests go elsewhere for a while.
+    fn keep_quiet(&self, attempt: &Attempt, answer: &Answer) {
+        if blame(outcome_of_status(answer.head.status)) != Some(Blame::BackPressure) {
+            return;
+        }
+        // As a number: a date means nothing between hosts whose clocks differ.
+        let Some(seconds) = answer.head.retry_after_s else {
+            return;
+        };
+        let EngineView {
+            slot, generation, ..
+        } = *attempt.engine;
+        let mut back_offs = self.shard.back_offs.borrow_mut();
+        back_offs.asked_for_quiet(slot, generation, seconds, monotonic_ns());
     }
 
     /// After a failed attempt: the next one's engine, where there may be a next one.
@@ -326,7 +345,9 @@ impl Story<'_> {
                 After::Break
             }
             // It has all that there was to have, and cancelled nothing.
-            Ending::Interrupted(Interrupt::Gone) if meter.said_done() => {
+            Ending::Interrupted(Interrupt::Gone)
+                if meter.said_done() || meter.error().is_some() =>
+            {
                 source.abandon();
                 attempt.set_outcome(outcome_of_whole(status, meter));
                 After::Break
@@ -424,12 +445,10 @@ fn outcome_of_interrupt(interrupt: Interrupt) -> Outcome {
     }
 }
 
-/// A whole answer may still carry an error inside its stream. One without a code, or with one of
-/// the engine's own, counts against the engine; the client's mistakes do not.
+/// A whole answer may still carry an error inside its stream, and is then what the error is.
 fn outcome_of_whole(status: u16, meter: &Meter) -> Outcome {
     match meter.error() {
         None => outcome_of_status(status),
-        Some(Some(code)) if (400..500).contains(&code) => Outcome::ClientError,
-        Some(_) => Outcome::StreamError,
+        Some(error) => outcome_of_stream_error(error),
     }
 }
