@@ -179,6 +179,7 @@ impl Proxy {
                 signals,
                 metrics: Arc::clone(metrics),
                 guard: Arc::clone(&guard),
+                retry_board: Arc::clone(&process.retry_board),
                 secrets,
                 listeners,
                 shutdown: Arc::clone(&shutdown),

@@ -12,11 +12,15 @@ use pointsman_shm::policy::Endpoints;
 use toml::Spanned;
 
 use super::error::{ConfigError, Source};
-use super::file::{CredentialTable, File, LimitsTable, Number, PathTable, TimeoutsTable};
+use super::file::{
+    CredentialTable, File, LimitsTable, Number, PathTable, RetryTable, TimeoutsTable,
+};
 use super::{
-    Affinity, Config, Credential, ExtraPath, HalfClose, IoDriver, Limits, Log, Timeouts,
+    Affinity, Config, Credential, ExtraPath, HalfClose, IoDriver, Limits, Log, Retry, Timeouts,
     credential, http2, tls,
 };
+use crate::decide::retry::RetryRules;
+use crate::decide::select::Tried;
 use crate::wire::head::MAX_HEADERS;
 
 /// What parsing needs to know of the host.
@@ -113,6 +117,7 @@ pub fn parse(text: &str, path: &Path, host: Host) -> Result<Config, ConfigError>
         limits,
         http2: http2::read(&source, &file.http2)?,
         timeouts: timeouts(&source, &file.timeouts)?,
+        retry: retry(&source, &file.retry)?,
         affinity: affinity(&source, file.affinity.headers, file.affinity.user)?,
         priority_header: match file.priority.header {
             Some(header) => Some(header_name(&source, "priority.header", &header)?),
@@ -312,6 +317,18 @@ fn half_close(
         "answer" => Ok(HalfClose::Answer),
         other => Err(source.value(value.span(), "half_close", other, "`cancel`, `answer`")),
     }
+}
+
+fn retry(source: &Source<'_>, table: &RetryTable) -> Result<Retry, ConfigError> {
+    let most = Tried::MAX as u64;
+    Ok(Retry {
+        rules: RetryRules {
+            after_send: table.after_send,
+            on_error: table.on_error,
+        },
+        attempts: source.size("retry.attempts", &table.attempts, most, 1..=most)?,
+        budget: table.budget,
+    })
 }
 
 fn affinity(

@@ -35,6 +35,8 @@ pub(super) struct File {
     #[serde(default)]
     pub(super) timeouts: TimeoutsTable,
     #[serde(default)]
+    pub(super) retry: RetryTable,
+    #[serde(default)]
     pub(super) affinity: AffinityTable,
     #[serde(default)]
     pub(super) priority: HeaderTable,
@@ -82,6 +84,26 @@ pub(super) struct TimeoutsTable {
     pub(super) keepalive_ms: Number,
     pub(super) engine_idle_ms: Number,
     pub(super) head_hold_ms: Number,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub(super) struct RetryTable {
+    pub(super) after_send: bool,
+    pub(super) on_error: bool,
+    pub(super) attempts: Number,
+    pub(super) budget: bool,
+}
+
+impl Default for RetryTable {
+    fn default() -> Self {
+        Self {
+            after_send: true,
+            on_error: false,
+            attempts: None,
+            budget: true,
+        }
+    }
 }
 
 #[derive(Default, Deserialize)]

@@ -18,6 +18,8 @@ use std::path::PathBuf;
 
 use pointsman_shm::policy::Endpoints;
 
+use crate::decide::retry::RetryRules;
+
 pub use check::{Host, load, parse};
 pub use error::ConfigError;
 pub use http2::Http2;
@@ -60,6 +62,8 @@ pub struct Config {
     pub http2: Http2,
     /// Bounds on how long peers may take.
     pub timeouts: Timeouts,
+    /// What is tried again, and how often.
+    pub retry: Retry,
     /// What keeps a conversation on its engine.
     pub affinity: Affinity,
     /// Header in which a request names its priority, in lower case; none ignores priorities.
@@ -142,6 +146,17 @@ pub struct Timeouts {
     pub engine_idle_ms: u64,
     /// How long a stream's head waits for its first body byte.
     pub head_hold_ms: u64,
+}
+
+/// What is tried again, and how often.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Retry {
+    /// Failures after which a request may go to another engine.
+    pub rules: RetryRules,
+    /// Most attempts of one request, the first counted.
+    pub attempts: usize,
+    /// Whether each retry costs a token.
+    pub budget: bool,
 }
 
 /// What keeps a conversation on its engine.

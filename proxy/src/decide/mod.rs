@@ -12,7 +12,9 @@ pub mod index;
 pub mod key;
 pub mod mix;
 pub mod retry;
+pub mod retry_budget;
 pub mod select;
 #[cfg(test)]
 mod testing;
 pub mod token_bucket;
+pub mod utilisation;

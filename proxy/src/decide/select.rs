@@ -103,6 +103,12 @@ impl Tried {
         usize::from(self.len) == Self::MAX
     }
 
+    /// Engines tried.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        usize::from(self.len)
+    }
+
     /// Whether no engine has been tried.
     #[must_use]
     #[inline]

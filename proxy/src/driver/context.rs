@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use crate::config::Config;
 use crate::decide::guard::GuardTable;
+use crate::decide::retry_budget::RetryBoard;
 use crate::driver::listen::Listener;
 use crate::metrics::ShardMetrics;
 use crate::policy::ShardPolicy;
@@ -25,6 +26,8 @@ pub struct ShardContext {
     pub metrics: Arc<ShardMetrics>,
     /// Guard words, shared by all shards and written by the sentinel.
     pub guard: Arc<GuardTable>,
+    /// How full engines are, and the process's floor of retries; written by the sentinel.
+    pub retry_board: Arc<RetryBoard>,
     /// What this host proves itself with, and whom it trusts.
     pub secrets: SecretsHandle,
     /// This shard's own listening sockets: bound with SO_REUSEPORT, listening, non-blocking.

@@ -46,6 +46,12 @@ names! {
         "Event streams answered 200 and delivered whole that ended without a terminal event.";
     RETRIES Counter "pointsman_proxy_retries_total"
         "Attempts after the first, by how the attempt before ended.";
+    RETRIES_REFUSED Counter "pointsman_proxy_retries_refused_total"
+        "Retries that were allowed and for which the budget had no token.";
+    RETRY_FLOOR Gauge "pointsman_proxy_retry_floor_tokens"
+        "Tokens that any shard may borrow for a retry.";
+    CLASS_UTILISATION Gauge "pointsman_proxy_class_utilisation"
+        "How full the engines of a class are, which the retry budget goes by.";
     SHED Counter "pointsman_proxy_shed_total"
         "Requests refused, by cause.";
     CLIENT_CANCELS Counter "pointsman_proxy_client_cancels_total"

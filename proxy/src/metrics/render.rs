@@ -11,7 +11,7 @@ use pointsman_shm::signals::{Outcome, ShedCause};
 
 use super::cell::BOUNDS_US;
 use super::names::{self, Kind, Name};
-use super::process::{ProcessMetrics, Rung};
+use super::process::{Labels, ProcessMetrics, Rung};
 use super::shard::{CODE_COUNT, ShardMetrics, TlsMetrics, code_label};
 use crate::config::IoDriver;
 use crate::decide::blame::{Blame, blame};
@@ -172,6 +172,7 @@ fn engines(text: &mut Text, page: &Page<'_>) {
             text.sample(names::RETRIES, &[("reason", outcome_label(outcome))], count);
         }
     }
+    retry_budget(text, page, &labels);
     text.head(names::ENGINE_CONNECTIONS);
     for engine in &labels.engines {
         let value = seen(engine, |record| record.connections.value());
@@ -205,6 +206,24 @@ fn engines(text: &mut Text, page: &Page<'_>) {
             let series = [("engine", &*engine.id), ("reason", reason.label())];
             text.sample(names::ENGINE_OUT, &series, 1);
         }
+    }
+}
+
+fn retry_budget(text: &mut Text, page: &Page<'_>, labels: &Labels) {
+    let board = &page.process.retry_board;
+    text.one(
+        names::RETRIES_REFUSED,
+        sum(page, |shard| shard.retries_refused.value()),
+    );
+    text.one(names::RETRY_FLOOR, u64::from(board.floor()));
+    text.head(names::CLASS_UTILISATION);
+    for (slot, _, name) in &labels.classes {
+        let utilisation = board.utilisation(*slot);
+        let value = match utilisation.is_finite() {
+            true => format!("{utilisation:.4}"),
+            false => "+Inf".to_owned(),
+        };
+        text.line(names::CLASS_UTILISATION.name, &[("class", name)], &value);
     }
 }
 

@@ -36,6 +36,8 @@ pub struct ShardMetrics {
     pub connection_reuse: Counter,
     /// Requests sent again to the same engine because a pooled connection was dead.
     pub connection_replays: Counter,
+    /// Retries that the table allowed and the budget had no token for.
+    pub retries_refused: Counter,
     /// Requests whose client left.
     pub client_cancels: Counter,
     /// Streams broken off because they held most of the memory for slow clients.
@@ -71,6 +73,7 @@ pub struct TlsMetrics {
 #[derive(Debug)]
 struct ClassMetrics {
     generation: AtomicU32,
+    offered: Counter,
     codes: [Counter; CODE_COUNT],
 }
 
@@ -100,6 +103,7 @@ impl Default for ShardMetrics {
             client_connections: Gauge::default(),
             connection_reuse: Counter::default(),
             connection_replays: Counter::default(),
+            retries_refused: Counter::default(),
             client_cancels: Counter::default(),
             slow_resets: Counter::default(),
             floods: Counter::default(),
@@ -184,7 +188,15 @@ impl ShardMetrics {
             None => (MAX_CLASSES, Generation(1)),
         };
         let record = self.classes[index].get_or_init(Box::default);
-        record.codes_of(generation)[code_cell(status)].increment();
+        record.live(generation);
+        record.codes[code_cell(status)].increment();
+    }
+
+    /// Counts a request of a class as it arrives, whatever becomes of it.
+    pub fn offered(&self, (slot, generation): (ClassSlot, Generation)) {
+        let record = self.classes[slot.index().min(MAX_CLASSES)].get_or_init(Box::default);
+        record.live(generation);
+        record.offered.increment();
     }
 
     /// Counts a request that was refused.
@@ -248,6 +260,17 @@ impl ShardMetrics {
             .then(|| std::array::from_fn(|i| record.codes[i].value()))
     }
 
+    /// Requests of a class that arrived, 0 before the first in this life of the slot number.
+    #[must_use]
+    pub fn offered_count(&self, slot: ClassSlot, generation: Generation) -> u64 {
+        match self.classes.get(slot.index()).and_then(OnceLock::get) {
+            Some(record) if record.generation.load(Ordering::Relaxed) == generation.0 => {
+                record.offered.value()
+            }
+            _ => 0,
+        }
+    }
+
     /// Attempts at an engine by outcome, 0 before the first in this life of the slot number.
     #[must_use]
     pub fn outcome_counts(
@@ -291,17 +314,19 @@ impl Default for ClassMetrics {
     fn default() -> Self {
         Self {
             generation: AtomicU32::new(0),
+            offered: Counter::default(),
             codes: counters(),
         }
     }
 }
 
 impl ClassMetrics {
-    fn codes_of(&self, generation: Generation) -> &[Counter; CODE_COUNT] {
+    /// What belongs to a life of the slot number counts from zero where `generation` begins one.
+    fn live(&self, generation: Generation) {
         if begins_life(&self.generation, generation) {
+            self.offered.reset();
             self.codes.iter().for_each(Counter::reset);
         }
-        &self.codes
     }
 }
 
@@ -404,8 +429,12 @@ mod tests {
         );
         let counts = metrics.outcome_counts(slot, Generation(2));
         assert_eq!(counts[Outcome::Success as usize], 1);
+        metrics.offered((ClassSlot(3), Generation(1)));
         metrics.request_ended(CLASS, 200);
+        assert_eq!(metrics.offered_count(ClassSlot(3), Generation(1)), 1);
         metrics.request_ended(Some((ClassSlot(3), Generation(2))), 503);
+        assert_eq!(metrics.offered_count(ClassSlot(3), Generation(1)), 0);
+        assert_eq!(metrics.offered_count(ClassSlot(3), Generation(2)), 0);
         assert_eq!(metrics.request_counts(CLASS), None);
         let counts = metrics
             .request_counts(Some((ClassSlot(3), Generation(2))))

@@ -16,6 +16,7 @@ mod engines;
 pub(crate) mod fixture;
 mod load;
 pub(crate) mod supervise;
+mod utilise;
 mod watch;
 
 use std::path::PathBuf;
@@ -37,6 +38,7 @@ use crate::signals::{SignalsHandle, SignalsSender};
 pub use load::HostLoad;
 
 use engines::{Seen, Verdict};
+use utilise::Utilise;
 use watch::{Look, Watch};
 
 /// Time between two looks at the region files while requests are in flight.
@@ -74,6 +76,7 @@ pub struct Sentinel {
     /// Verdicts of the current policy's engines, as stored in the guard.
     verdicts: Vec<(EngineSlot, Verdict)>,
     signals: Option<Signals>,
+    utilise: Utilise,
     rung: Rung,
     next_adoption_ns: u64,
     next_load_ns: u64,
@@ -102,6 +105,7 @@ impl Sentinel {
             seen: None,
             verdicts: Vec::new(),
             signals: None,
+            utilise: Utilise::new(monotonic_ns()),
             rung: Rung::None,
             next_adoption_ns: 0,
             next_load_ns: 0,
@@ -122,6 +126,7 @@ impl Sentinel {
         if self.publisher.current().is_none() {
             self.adopt_from_disk(now_ns);
         }
+        self.utilise(now_ns);
         self.make_signals()
     }
 
@@ -216,6 +221,7 @@ impl Sentinel {
     fn housekeeping(&mut self, now_ns: u64) {
         self.confirm();
         self.judge_engines(now_ns);
+        self.utilise(now_ns);
         self.publisher.collect();
         let process = &self.shared.process;
         process
@@ -247,6 +253,13 @@ impl Sentinel {
             self.shared
                 .process
                 .set_confirmed_at(Some(now_ns.saturating_sub(age_ns)));
+        }
+    }
+
+    /// Tells the shards how full engines are.
+    fn utilise(&mut self, now_ns: u64) {
+        if let Some(adopted) = self.publisher.current() {
+            self.utilise.look(&adopted.policy, &self.shared, now_ns);
         }
     }
 

@@ -214,7 +214,7 @@ impl Story<'_> {
         let next = retry::next(end, connection, CutOff::Before, self.shard.rules);
         if next != Next::AnotherEngine
             || !course.has_room
-            || course.tried.is_full()
+            || course.tried.len() >= self.shard.config.retry.attempts
             || !course.body.is_whole()
         {
             return None;
@@ -232,11 +232,24 @@ impl Story<'_> {
             }
             Err(_) => return None,
         };
-        if !self.shard.retries.borrow_mut().take(now_ns) {
+        if !self.has_token(course.target, now_ns) {
+            self.shard.metrics.retries_refused.increment();
             return None;
         }
         self.shard.metrics.retry(outcome_of(end));
         Some(choice)
+    }
+
+    /// Takes the token of one retry: of the class's budget on this shard, else of the process's floor.
+    fn has_token(&self, target: &Target, now_ns: u64) -> bool {
+        let shard = self.shard;
+        if !shard.config.retry.budget {
+            return true;
+        }
+        let class = target.class.0;
+        let utilisation = shard.retry_board.utilisation(class);
+        let mut budgets = shard.retries.borrow_mut();
+        budgets.take(class, utilisation, now_ns) || shard.retry_board.borrow_token(utilisation)
     }
 
     /// What is known of an answer before it is relayed.
@@ -375,7 +388,11 @@ impl Story<'_> {
 
     fn count_admitted(&mut self, choice: &Choice, target: &Target) {
         self.admitted = true;
-        self.shard.retries.borrow_mut().earn();
+        let class = target.class.0;
+        let utilisation = self.shard.retry_board.utilisation(class);
+        let mut budgets = self.shard.retries.borrow_mut();
+        budgets.earn(class, utilisation, self.started_ns);
+        drop(budgets);
         self.count(|cell| {
             cell.admitted(target.priority);
             if choice.table.1 > 0 {

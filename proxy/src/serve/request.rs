@@ -203,10 +203,16 @@ impl Story<'_> {
             random: self.shard.random.borrow_mut().random(),
         };
         let target = target::classify(self.shard, &asked)?;
-        self.target = Some(target);
-        self.count(|cell| cell.offered(target.priority));
-        target::admit(self.shard, &target)?;
+        self.offer(target)?;
         Ok((target, body))
+    }
+
+    /// Counts a request whose class is known as demand, and admits it or not.
+    fn offer(&mut self, target: Target) -> Result<()> {
+        self.target = Some(target);
+        self.shard.metrics.offered(target.class);
+        self.count(|cell| cell.offered(target.priority));
+        target::admit(self.shard, &target)
     }
 
     /// What a request says whose model stands in a header.
@@ -244,9 +250,7 @@ impl Story<'_> {
             random: self.shard.random.borrow_mut().random(),
         };
         let target = target::classify(self.shard, &asked)?;
-        self.target = Some(target);
-        self.count(|cell| cell.offered(target.priority));
-        target::admit(self.shard, &target)?;
+        self.offer(target)?;
         let expects = self.head.expects_continue;
         if claimed <= WINDOW && self.head.framing != RequestFraming::Chunked {
             let read = self
