@@ -13,14 +13,15 @@ use toml::Spanned;
 
 use super::error::{ConfigError, Source};
 use super::file::{
-    CredentialTable, File, LimitsTable, Number, PathTable, RetryTable, TimeoutsTable,
+    CredentialTable, File, LimitsTable, Number, PathTable, RetryTable, TimeoutsTable, WhyTable,
 };
 use super::{
-    Affinity, Config, Credential, ExtraPath, HalfClose, IoDriver, Limits, Log, Retry, Timeouts,
-    credential, http2, tls,
+    Affinity, Config, Credential, ExtraPath, HalfClose, IoDriver, Limits, Log, Retry, Secret,
+    Timeouts, Why, credential, http2, tls,
 };
 use crate::decide::retry::RetryRules;
 use crate::decide::select::Tried;
+use crate::secrets;
 use crate::wire::head::MAX_HEADERS;
 
 /// What parsing needs to know of the host.
@@ -37,6 +38,8 @@ const GIB: u64 = 1 << 30;
 const MAX_SHARDS: u64 = 1_024;
 /// Most listening addresses, affinity headers, extra paths and credentials.
 pub(super) const MAX_LISTED: usize = 64;
+/// Shortest secret: what nobody finds by trying.
+const MIN_SECRET_BYTES: usize = 16;
 /// Longest time that any timer may be set to.
 const DAY_MS: u64 = 86_400_000;
 /// Paths that are served without being listed.
@@ -118,6 +121,10 @@ pub fn parse(text: &str, path: &Path, host: Host) -> Result<Config, ConfigError>
         http2: http2::read(&source, &file.http2)?,
         timeouts: timeouts(&source, &file.timeouts)?,
         retry: retry(&source, &file.retry)?,
+        why: match &file.why {
+            Some(table) => Some(why(&source, table)?),
+            None => None,
+        },
         affinity: affinity(&source, file.affinity.headers, file.affinity.user)?,
         priority_header: match file.priority.header {
             Some(header) => Some(header_name(&source, "priority.header", &header)?),
@@ -328,6 +335,30 @@ fn retry(source: &Source<'_>, table: &RetryTable) -> Result<Retry, ConfigError> 
         },
         attempts: source.size("retry.attempts", &table.attempts, most, 1..=most)?,
         budget: table.budget,
+    })
+}
+
+fn why(source: &Source<'_>, table: &WhyTable) -> Result<Why, ConfigError> {
+    let file = &table.secret_file;
+    let refuse = |allowed: String| {
+        source.value(
+            file.span(),
+            "why.secret_file",
+            file.get_ref().display(),
+            allowed,
+        )
+    };
+    let secret = secrets::bearer(file.get_ref()).map_err(|problem| refuse(problem.allowed))?;
+    if secret.len() < MIN_SECRET_BYTES {
+        let allowed = format!(
+            "a file that holds one token; it has {} bytes, at least {MIN_SECRET_BYTES}",
+            secret.len()
+        );
+        return Err(refuse(allowed));
+    }
+    Ok(Why {
+        header: header_name(source, "why.header", &table.header)?,
+        secret: Secret(secret),
     })
 }
 

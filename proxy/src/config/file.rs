@@ -36,6 +36,7 @@ pub(super) struct File {
     pub(super) timeouts: TimeoutsTable,
     #[serde(default)]
     pub(super) retry: RetryTable,
+    pub(super) why: Option<WhyTable>,
     #[serde(default)]
     pub(super) affinity: AffinityTable,
     #[serde(default)]
@@ -104,6 +105,13 @@ impl Default for RetryTable {
             budget: true,
         }
     }
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct WhyTable {
+    pub(super) header: Spanned<String>,
+    pub(super) secret_file: Spanned<PathBuf>,
 }
 
 #[derive(Default, Deserialize)]

@@ -64,6 +64,8 @@ pub struct Config {
     pub timeouts: Timeouts,
     /// What is tried again, and how often.
     pub retry: Retry,
+    /// Who may ask why a request went where it went; none lets nobody.
+    pub why: Option<Why>,
     /// What keeps a conversation on its engine.
     pub affinity: Affinity,
     /// Header in which a request names its priority, in lower case; none ignores priorities.
@@ -157,6 +159,35 @@ pub struct Retry {
     pub attempts: usize,
     /// Whether each retry costs a token.
     pub budget: bool,
+}
+
+/// Who may ask why a request went where it went.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Why {
+    /// The header that a client shows, in lower case. It goes no further than here.
+    pub header: String,
+    /// What it has to say.
+    pub secret: Secret,
+}
+
+/// A value that is compared and never printed.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Secret(Vec<u8>);
+
+impl Secret {
+    /// Whether `said` is it, in a time that tells nothing but the length.
+    #[must_use]
+    pub fn is(&self, said: &[u8]) -> bool {
+        let bytes = self.0.iter().zip(said);
+        let differs = bytes.fold(0, |differs, (ours, theirs)| differs | (ours ^ theirs));
+        said.len() == self.0.len() && std::hint::black_box(differs) == 0
+    }
+}
+
+impl std::fmt::Debug for Secret {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Secret(..)")
+    }
 }
 
 /// What keeps a conversation on its engine.

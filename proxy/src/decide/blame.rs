@@ -43,6 +43,26 @@ impl Blame {
     }
 }
 
+/// An outcome's name in metrics.
+#[must_use]
+pub fn outcome_label(outcome: Outcome) -> &'static str {
+    match outcome {
+        Outcome::Success => "success",
+        Outcome::ClientError => "client_error",
+        Outcome::Backpressure => "backpressure",
+        Outcome::ServerError => "server_error",
+        Outcome::ConnectRefused => "connect_refused",
+        Outcome::ConnectTimeout => "connect_timeout",
+        Outcome::ResetBeforeByte => "reset_before_byte",
+        Outcome::FirstByteTimeout => "first_byte_timeout",
+        Outcome::MidStreamReset => "mid_stream_reset",
+        Outcome::Stall => "stall",
+        Outcome::StreamError => "stream_error",
+        Outcome::ClientCancel => "client_cancel",
+        Outcome::Ours => "ours",
+    }
+}
+
 /// Whose fault an outcome is; nobody's where the answer came whole and good.
 #[must_use]
 pub fn blame(outcome: Outcome) -> Option<Blame> {

@@ -18,3 +18,4 @@ pub mod select;
 mod testing;
 pub mod token_bucket;
 pub mod utilisation;
+pub mod why;

@@ -14,7 +14,7 @@ use super::names::{self, Kind, Name};
 use super::process::{Labels, ProcessMetrics, Rung};
 use super::shard::{CODE_COUNT, ShardMetrics, TlsMetrics, code_label};
 use crate::config::IoDriver;
-use crate::decide::blame::{Blame, blame};
+use crate::decide::blame::{Blame, blame, outcome_label};
 use crate::secrets::TlsFailure;
 
 /// Class label of requests that no route matched: a class's name is never empty.
@@ -416,24 +416,6 @@ fn shed_label(cause: ShedCause) -> &'static str {
         ShedCause::RequestLimit => "request_limit",
         ShedCause::MemoryBudget => "memory_budget",
         ShedCause::Draining => "draining",
-    }
-}
-
-fn outcome_label(outcome: Outcome) -> &'static str {
-    match outcome {
-        Outcome::Success => "success",
-        Outcome::ClientError => "client_error",
-        Outcome::Backpressure => "backpressure",
-        Outcome::ServerError => "server_error",
-        Outcome::ConnectRefused => "connect_refused",
-        Outcome::ConnectTimeout => "connect_timeout",
-        Outcome::ResetBeforeByte => "reset_before_byte",
-        Outcome::FirstByteTimeout => "first_byte_timeout",
-        Outcome::MidStreamReset => "mid_stream_reset",
-        Outcome::Stall => "stall",
-        Outcome::StreamError => "stream_error",
-        Outcome::ClientCancel => "client_cancel",
-        Outcome::Ours => "ours",
     }
 }
 

@@ -341,7 +341,7 @@ impl Client {
         let limits = HeadLimits::default();
         let parsed = ResponseHead::parse(page, &mut HeadSearch::default(), &limits, false);
         let head = parsed.ok().flatten()?;
-        answer.hold_head(client_response(&head, page, None).ok()?);
+        answer.hold_head(client_response(&head, page, None, None).ok()?);
         Some(page[head.len..].to_vec())
     }
 }

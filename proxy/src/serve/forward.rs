@@ -29,6 +29,7 @@ use crate::clock::monotonic_ns;
 use crate::decide::blame::{Blame, blame, outcome_of, outcome_of_status, outcome_of_stream_error};
 use crate::decide::retry::{self, AttemptEnd, Connection, CutOff, Next};
 use crate::decide::select::Tried;
+use crate::decide::why::Why;
 use crate::error::{Error, Result};
 use crate::wire::http1_write::ClientResponse;
 use crate::wire::orca::LoadReport;
@@ -104,7 +105,7 @@ impl Story<'_> {
     /// The beginning of a request's attempts: its first engine is chosen.
     fn course<'a>(&mut self, target: &'a Target, body: &'a Body) -> Result<Course<'a>> {
         let tried = Tried::default();
-        let choice = target::choose(self.shard, target, &tried)?;
+        let choice = self.choose(target, &tried)?;
         self.count_admitted(&choice, target);
         Ok(Course {
             target,
@@ -121,14 +122,18 @@ impl Story<'_> {
         loop {
             let choice = &course.choice;
             course.has_room = course.tried.push(choice.engine.slot);
+            self.telling
+                .note(|why| why.chosen(&choice.engine.id, choice.via, choice.table));
             let mut attempt = Attempt::start(self.shard, &choice.engine, choice.pair);
             attempt.only_fresh = course.body.flow().is_some();
+            let why = self.shard.config.why.as_ref();
             let secrets = Arc::clone(self.shard.secrets.borrow().current());
             let sending = Sending {
                 head: self.head,
                 bytes: self.bytes,
                 id: &self.id,
                 bearer: secrets.bearer(choice.engine.credential),
+                withheld: why.map(|why| &*why.header),
                 body: course.body,
                 features: self.features,
             };
@@ -137,7 +142,10 @@ impl Story<'_> {
                     self.go_on(course, attempt, end, connection)?;
                 }
                 // Refused here, so it costs no token: the engine has not been asked.
-                Err(NotOpened::Full) => course.choice = self.elsewhere(course)?,
+                Err(NotOpened::Full) => {
+                    self.telling.note(Why::not_asked);
+                    course.choice = self.elsewhere(course)?;
+                }
                 Err(NotOpened::LetGo) => return Err(Error::EngineReset),
                 Err(NotOpened::Unfit(error)) => return Err(Error::Head(error)),
                 Err(NotOpened::Interrupted(interrupt)) => {
@@ -151,6 +159,7 @@ impl Story<'_> {
                     if answer.head.status >= 400
                         && let Some(next) = self.next(end, connection, course)
                     {
+                        self.telling.note(|why| why.ended(outcome_of(end)));
                         attempt.set_outcome(outcome_of(end));
                         course.choice = next;
                         continue;
@@ -192,6 +201,7 @@ impl Story<'_> {
         end: AttemptEnd,
         connection: Connection,
     ) -> Result<()> {
+        self.telling.note(|why| why.ended(outcome_of(end)));
         attempt.set_outcome(outcome_of(end));
         drop(attempt);
         let next = self.next(end, connection, course);
@@ -204,8 +214,17 @@ impl Story<'_> {
         if !course.has_room || course.tried.is_full() {
             return Err(Error::EnginesBusy);
         }
-        let choice = target::choose(self.shard, course.target, &course.tried);
+        let choice = self.choose(course.target, &course.tried);
         choice.map_err(|_| Error::EnginesBusy)
+    }
+
+    /// Chooses an engine, and tells who asks which would not be chosen.
+    fn choose(&self, target: &Target, tried: &Tried) -> Result<Choice> {
+        self.telling.note(|why| {
+            let (version, refusals) = target::refusals(self.shard, target, tried);
+            why.refused(version, refusals);
+        });
+        target::choose(self.shard, target, tried)
     }
 
     /// The engine of the next attempt, if there may be one: the table allows it, an engine is
@@ -223,17 +242,18 @@ impl Story<'_> {
         if now_ns >= self.client.total_due_ns {
             return None;
         }
-        let choice = match target::choose(self.shard, course.target, &course.tried) {
+        let choice = match self.choose(course.target, &course.tried) {
             Ok(choice) => choice,
             // Nobody else is there. It did not begin on the request, and on another of its
             // connections it may: once, so that a refusal cannot go round.
             Err(_) if end == AttemptEnd::StreamRefused && !course.asked_again.replace(true) => {
-                target::choose(self.shard, course.target, &Tried::default()).ok()?
+                self.choose(course.target, &Tried::default()).ok()?
             }
             Err(_) => return None,
         };
         if !self.has_token(course.target, now_ns) {
             self.shard.metrics.retries_refused.increment();
+            self.telling.note(Why::has_no_token);
             return None;
         }
         self.shard.metrics.retry(outcome_of(end));
@@ -279,11 +299,13 @@ impl Story<'_> {
     ) -> std::result::Result<Stream<'b>, AttemptEnd> {
         // Asked for only where there is room: a stream has it always, a sized body never.
         let has_chunks = !self.client.is_stream() && answer.head.framing.may_be_chunked();
+        let why = self.telling.text();
         let response = ClientResponse {
             version: self.head.version,
             keep_alive: passed.keeps,
             takes_trailers: has_chunks && trailers::are_taken(self.head, self.bytes),
             request_id: &self.id,
+            why: why.as_deref(),
         };
         let (shard, target) = (&**self.shard, self.target.as_ref());
         let tally = Tally::new(shard, attempt, target, self.started_ns, passed.status);

@@ -44,6 +44,7 @@ mod testing;
 pub(crate) mod tls;
 mod turn;
 mod upload;
+mod why;
 
 #[cfg(any(test, fuzzing))]
 pub use h2::{operate_as_client, operate_as_server};

@@ -126,7 +126,7 @@ impl<'a> Stream<'a> {
             }
             Outbound::Stream(stream) => {
                 let id = Some(response.request_id);
-                match client_response(&answer.head, &answer.bytes, id) {
+                match client_response(&answer.head, &answer.bytes, id, response.why) {
                     Ok(head) => stream.hold_head(head),
                     Err(_) => {
                         buffers.put(answer.bytes);

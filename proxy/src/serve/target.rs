@@ -16,7 +16,8 @@ use crate::config::Config;
 use crate::decide::back_off::BackOffs;
 use crate::decide::classify::{Classified, Question};
 use crate::decide::key::{AffinityKey, KeyKind, KeySources};
-use crate::decide::select::{Guards, Refused, Tried, Via, select};
+use crate::decide::select::{self, Guards, Refusal, Refused, Tried, Via, select};
+use crate::decide::why::Refusals;
 use crate::error::{Error, Result};
 use crate::policy::Adopted;
 use crate::wire::json::BodyFacts;
@@ -31,6 +32,8 @@ pub(crate) struct Target {
     pub(crate) priority: u8,
     /// Its affinity key.
     pub(crate) key: AffinityKey,
+    /// Position of its route, in the policy that classified it.
+    pub(crate) route: u16,
 }
 
 /// The engine of one attempt.
@@ -43,6 +46,8 @@ pub(crate) struct Choice {
     pub(crate) table: (u32, u32),
     /// Work the request brings, milli engine-seconds of the reference engine.
     pub(crate) work_milli: u64,
+    /// How it was found.
+    pub(crate) via: Via,
     /// A conversation that is not where its key belongs.
     pub(crate) moved: bool,
 }
@@ -75,8 +80,8 @@ pub(crate) fn classify(shard: &Shard, asked: &Asked<'_>) -> Result<Target> {
         body_bytes: asked.body_bytes as u64,
         has_header: &|name, value| asked.head.has_header(asked.bytes, name, value),
     };
-    let route = match adopted.index.routes.classify(&adopted.policy, &question) {
-        Classified::Route(position) => &adopted.policy.routes[usize::from(position)],
+    let (position, route) = match adopted.index.routes.classify(&adopted.policy, &question) {
+        Classified::Route(position) => (position, &adopted.policy.routes[usize::from(position)]),
         Classified::NoRoute | Classified::UnknownModel => {
             return Err(Error::ModelNotFound {
                 model: model.to_owned(),
@@ -96,6 +101,7 @@ pub(crate) fn classify(shard: &Shard, asked: &Asked<'_>) -> Result<Target> {
         class: (class.slot, class.generation),
         priority,
         key,
+        route: position,
     })
 }
 
@@ -160,8 +166,44 @@ pub(crate) fn choose(shard: &Shard, target: &Target, tried: &Tried) -> Result<Ch
         table: (selection.table_slot, selection.table_len),
         // A negative or absurd product cannot leave a decoded policy; the cast saturates.
         work_milli: (eligible.work * 1_000.0) as u64,
+        via: selection.via,
         moved: target.key.kind != KeyKind::Random && selection.via != Via::Table,
     })
+}
+
+/// Names of a request's route and class, as long as the policy is the one that classified it.
+pub(crate) fn names(shard: &Shard, target: &Target) -> Option<(String, String)> {
+    let policy = shard.policy.borrow();
+    let adopted = policy.current()?;
+    let route = adopted.policy.routes.get(usize::from(target.route))?;
+    let class = &adopted.policy.classes[usize::from(position_of(adopted, target)?)];
+    Some((route.name.clone(), class.name.clone()))
+}
+
+/// The policy's version, and the engines that would not take the next attempt now.
+pub(crate) fn refusals(shard: &Shard, target: &Target, tried: &Tried) -> (u64, Refusals) {
+    let mut refusals = Refusals::default();
+    let policy = shard.policy.borrow();
+    let Some(adopted) = policy.current() else {
+        return (0, refusals);
+    };
+    let mut guards = Guards {
+        words: &shard.guard,
+        back_offs: &mut shard.back_offs.borrow_mut(),
+        now_ns: monotonic_ns(),
+    };
+    let position = position_of(adopted, target).unwrap_or(u16::MAX);
+    let (index, key) = (&adopted.index, target.key.hash);
+    for (slot, refusal) in select::refusals(index, position, key, &mut guards, tried) {
+        let engines = &adopted.policy.engines;
+        // Where it was tried, and how that ended, is told apart.
+        if refusal != Refusal::Tried
+            && let Ok(at) = engines.binary_search_by_key(&slot, |engine| engine.slot)
+        {
+            refusals.add(&engines[at].id, refusal);
+        }
+    }
+    (adopted.policy.version, refusals)
 }
 
 fn position_of(adopted: &Adopted, target: &Target) -> Option<u16> {
