@@ -22,12 +22,8 @@ fn retries(proxy: &Proxy) -> f64 {
     proxy.metrics().sum("pointsman_proxy_retries_total", &[])
 }
 
-/// Two engines, of which the first breaks every connection; planned so full, and this configured.
-fn breaking(driver: Driver, utilisation: f64, more: &str) -> (Engine, Engine, Proxy) {
-    let first = Engine::start(|conn| {
-        conn.request();
-        conn.reset();
-    });
+/// Two engines, of which the first does not serve; planned so full, and this configured.
+fn failing(driver: Driver, first: Engine, utilisation: f64, more: &str) -> (Engine, Engine, Proxy) {
     let second = Engine::named("second");
     let draft = Draft::with_standby(first.address(), second.address()).with(|policy| {
         for engine in &mut policy.engines {
@@ -38,6 +34,18 @@ fn breaking(driver: Driver, utilisation: f64, more: &str) -> (Engine, Engine, Pr
     (first, second, proxy)
 }
 
+/// An engine that is full, which says nothing against it.
+fn full() -> Engine {
+    Engine::serving(|conn, _| _ = conn.respond(503, "{}"))
+}
+
+fn breaking() -> Engine {
+    Engine::start(|conn| {
+        conn.request();
+        conn.reset();
+    })
+}
+
 fn answered(proxy: &Proxy, requests: usize) -> usize {
     let asked = (0..requests).map(|_| proxy.ask(chat(false)).status());
     asked.filter(|&status| status == 200).count()
@@ -46,7 +54,7 @@ fn answered(proxy: &Proxy, requests: usize) -> usize {
 fn f03_a_proxy_retries_what_its_budget_allows(driver: Driver) {
     // Planned load, what 40 requests earn by it, and the floor.
     for (utilisation, expected) in [(0.5, 8 + 3), (0.9, 1 + 3), (0.92, 1), (0.96, 0)] {
-        let (_first, second, proxy) = breaking(driver, utilisation, "");
+        let (_first, second, proxy) = failing(driver, full(), utilisation, "");
         let label = [("class", "m")];
         proxy.await_metric("pointsman_proxy_class_utilisation", &label, utilisation);
         assert_eq!(answered(&proxy, 40), expected, "{utilisation}");
@@ -61,7 +69,7 @@ fn f03_a_proxy_retries_what_its_budget_allows(driver: Driver) {
 }
 
 fn without_a_budget_every_failure_moves(driver: Driver) {
-    let (_first, second, proxy) = breaking(driver, 0.99, "[retry]\nbudget = false");
+    let (_first, second, proxy) = failing(driver, full(), 0.99, "[retry]\nbudget = false");
     assert_eq!(answered(&proxy, 40), 40);
     assert_eq!((second.requests().len(), retries(&proxy)), (40, 40.0));
 }
@@ -69,14 +77,7 @@ fn without_a_budget_every_failure_moves(driver: Driver) {
 fn a_request_goes_to_as_many_engines_as_it_may(driver: Driver) {
     for attempts in [1, 2] {
         let more = format!("[retry]\nattempts = {attempts}");
-        let engines: Vec<Engine> = (0..3)
-            .map(|_| {
-                Engine::start(|conn| {
-                    conn.request();
-                    conn.reset();
-                })
-            })
-            .collect();
+        let engines: Vec<Engine> = (0..3).map(|_| breaking()).collect();
         let mut draft = Draft::new();
         for (name, engine) in ["E1", "E2", "E3"].iter().zip(&engines) {
             draft = draft.engine(name, engine.address());
@@ -89,16 +90,11 @@ fn a_request_goes_to_as_many_engines_as_it_may(driver: Driver) {
         proxy.await_rest();
     }
     // One that answers what is retried only where that is configured.
-    let (first, second, proxy) = {
-        let first = Engine::serving(|conn, _| _ = conn.respond(500, "{}"));
-        let second = Engine::named("second");
-        let draft = Draft::with_standby(first.address(), second.address());
-        let proxy = Proxy::configured(driver, &draft, "[retry]\non_error = true");
-        (first, second, proxy)
-    };
+    let first = Engine::serving(|conn, _| _ = conn.respond(500, "{}"));
+    let (first, second, proxy) = failing(driver, first, 0.5, "[retry]\non_error = true");
     assert_eq!(proxy.ask(chat(false)).text(), r#"{"engine":"second"}"#);
     assert_eq!((first.requests().len(), second.requests().len()), (1, 1));
-    let (first, second, proxy) = breaking(driver, 0.5, "[retry]\nafter_send = false");
+    let (first, second, proxy) = failing(driver, breaking(), 0.5, "[retry]\nafter_send = false");
     assert_error(&proxy.ask(chat(false)), 502, "engine_reset");
     assert_eq!((first.requests().len(), second.requests().len()), (1, 0));
 }
