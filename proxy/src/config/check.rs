@@ -13,12 +13,14 @@ use toml::Spanned;
 
 use super::error::{ConfigError, Source};
 use super::file::{
-    CredentialTable, File, LimitsTable, Number, PathTable, RetryTable, TimeoutsTable, WhyTable,
+    CredentialTable, File, HedgeTable, LimitsTable, Number, PathTable, RetryTable, TimeoutsTable,
+    WhyTable,
 };
 use super::{
     Affinity, Config, Credential, ExtraPath, HalfClose, IoDriver, Limits, Log, Retry, Secret,
     Timeouts, Why, credential, http2, tls,
 };
+use crate::decide::hedge::HedgeRules;
 use crate::decide::retry::RetryRules;
 use crate::decide::select::Tried;
 use crate::secrets;
@@ -121,6 +123,7 @@ pub fn parse(text: &str, path: &Path, host: Host) -> Result<Config, ConfigError>
         http2: http2::read(&source, &file.http2)?,
         timeouts: timeouts(&source, &file.timeouts)?,
         retry: retry(&source, &file.retry)?,
+        hedge: hedge(&source, &file.hedge)?,
         why: match &file.why {
             Some(table) => Some(why(&source, table)?),
             None => None,
@@ -336,6 +339,15 @@ fn retry(source: &Source<'_>, table: &RetryTable) -> Result<Retry, ConfigError> 
         attempts: source.size("retry.attempts", &table.attempts, most, 1..=most)?,
         budget: table.budget,
     })
+}
+
+fn hedge(source: &Source<'_>, table: &HedgeTable) -> Result<Option<HedgeRules>, ConfigError> {
+    let percent = &table.delay_percent;
+    let rules = HedgeRules {
+        delay_percent: source.number("hedge.delay_percent", percent, 200, 100..=10_000)?,
+        least_ms: source.number("hedge.least_ms", &table.least_ms, 50, 1..=DAY_MS)?,
+    };
+    Ok(table.enabled.then_some(rules))
 }
 
 fn why(source: &Source<'_>, table: &WhyTable) -> Result<Why, ConfigError> {

@@ -36,6 +36,8 @@ pub(super) struct File {
     pub(super) timeouts: TimeoutsTable,
     #[serde(default)]
     pub(super) retry: RetryTable,
+    #[serde(default)]
+    pub(super) hedge: HedgeTable,
     pub(super) why: Option<WhyTable>,
     #[serde(default)]
     pub(super) affinity: AffinityTable,
@@ -105,6 +107,14 @@ impl Default for RetryTable {
             budget: true,
         }
     }
+}
+
+#[derive(Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub(super) struct HedgeTable {
+    pub(super) enabled: bool,
+    pub(super) delay_percent: Number,
+    pub(super) least_ms: Number,
 }
 
 #[derive(Deserialize)]

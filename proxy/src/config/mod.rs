@@ -18,6 +18,7 @@ use std::path::PathBuf;
 
 use pointsman_shm::policy::Endpoints;
 
+use crate::decide::hedge::HedgeRules;
 use crate::decide::retry::RetryRules;
 
 pub use check::{Host, load, parse};
@@ -64,6 +65,8 @@ pub struct Config {
     pub timeouts: Timeouts,
     /// What is tried again, and how often.
     pub retry: Retry,
+    /// When a late request gets a second engine; none never does.
+    pub hedge: Option<HedgeRules>,
     /// Who may ask why a request went where it went; none lets nobody.
     pub why: Option<Why>,
     /// What keeps a conversation on its engine.

@@ -8,6 +8,7 @@ pub mod back_off;
 pub mod blame;
 pub mod classify;
 pub mod guard;
+pub mod hedge;
 pub mod index;
 pub mod key;
 pub mod mix;

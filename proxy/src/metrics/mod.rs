@@ -14,4 +14,4 @@ mod shard;
 pub use cell::{Counter, Gauge, Histogram};
 pub use process::{EngineLabel, Expiry, Labels, OutReason, ProcessMetrics, Rung};
 pub use render::{Page, UNMATCHED, render};
-pub use shard::{CODE_COUNT, EngineMetrics, ShardMetrics, TlsMetrics};
+pub use shard::{CODE_COUNT, EngineMetrics, Hedge, ShardMetrics, TlsMetrics};

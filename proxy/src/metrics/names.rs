@@ -48,6 +48,8 @@ names! {
         "Attempts after the first, by how the attempt before ended.";
     RETRIES_REFUSED Counter "pointsman_proxy_retries_refused_total"
         "Retries that were allowed and for which the budget had no token.";
+    HEDGES Counter "pointsman_proxy_hedges_total"
+        "Second attempts beside a late first one, by what became of them.";
     RETRY_FLOOR Gauge "pointsman_proxy_retry_floor_tokens"
         "Tokens that any shard may borrow for a retry.";
     CLASS_UTILISATION Gauge "pointsman_proxy_class_utilisation"

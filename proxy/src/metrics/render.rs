@@ -12,7 +12,7 @@ use pointsman_shm::signals::{Outcome, ShedCause};
 use super::cell::BOUNDS_US;
 use super::names::{self, Kind, Name};
 use super::process::{Labels, ProcessMetrics, Rung};
-use super::shard::{CODE_COUNT, ShardMetrics, TlsMetrics, code_label};
+use super::shard::{CODE_COUNT, Hedge, ShardMetrics, TlsMetrics, code_label};
 use crate::config::IoDriver;
 use crate::decide::blame::{Blame, blame, outcome_label};
 use crate::secrets::TlsFailure;
@@ -215,6 +215,11 @@ fn retry_budget(text: &mut Text, page: &Page<'_>, labels: &Labels) {
         names::RETRIES_REFUSED,
         sum(page, |shard| shard.retries_refused.value()),
     );
+    text.head(names::HEDGES);
+    for hedge in Hedge::ALL {
+        let count = sum(page, |shard| shard.hedge_count(hedge));
+        text.sample(names::HEDGES, &[("outcome", hedge.label())], count);
+    }
     text.one(names::RETRY_FLOOR, u64::from(board.floor()));
     text.head(names::CLASS_UTILISATION);
     for (slot, _, name) in &labels.classes {

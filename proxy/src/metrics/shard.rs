@@ -38,6 +38,7 @@ pub struct ShardMetrics {
     pub connection_replays: Counter,
     /// Retries that the table allowed and the budget had no token for.
     pub retries_refused: Counter,
+    hedges: [Counter; Hedge::COUNT],
     /// Requests whose client left.
     pub client_cancels: Counter,
     /// Streams broken off because they held most of the memory for slow clients.
@@ -57,6 +58,37 @@ pub struct ShardMetrics {
     /// By class slot; the last is for requests that no route matched.
     classes: Box<[OnceLock<Box<ClassMetrics>>]>,
     engines: Box<[OnceLock<Box<CachePadded<EngineMetrics>>>]>,
+}
+
+/// What became of a second attempt beside a late first one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Hedge {
+    /// Its answer was delivered.
+    Won,
+    /// The first one's was, or the client left both.
+    Lost,
+    /// It failed.
+    Failed,
+    /// It was not made: the budget had no token.
+    NoToken,
+}
+
+impl Hedge {
+    /// How many there are.
+    pub const COUNT: usize = 4;
+    /// All of them, in the order of the counters.
+    pub const ALL: [Self; Self::COUNT] = [Self::Won, Self::Lost, Self::Failed, Self::NoToken];
+
+    /// Its name in metrics.
+    #[must_use]
+    pub fn label(self) -> &'static str {
+        match self {
+            Self::Won => "won",
+            Self::Lost => "lost",
+            Self::Failed => "failed",
+            Self::NoToken => "no_token",
+        }
+    }
 }
 
 /// TLS connections of one side.
@@ -104,6 +136,7 @@ impl Default for ShardMetrics {
             connection_reuse: Counter::default(),
             connection_replays: Counter::default(),
             retries_refused: Counter::default(),
+            hedges: counters(),
             client_cancels: Counter::default(),
             slow_resets: Counter::default(),
             floods: Counter::default(),
@@ -207,6 +240,17 @@ impl ShardMetrics {
     /// Counts an attempt after the first; `after` says how the one before it ended.
     pub fn retry(&self, after: Outcome) {
         self.retries[after as usize].increment();
+    }
+
+    /// Counts what became of a second attempt beside the first.
+    pub fn hedge(&self, hedge: Hedge) {
+        self.hedges[hedge as usize].increment();
+    }
+
+    /// Second attempts beside the first that came to this.
+    #[must_use]
+    pub fn hedge_count(&self, hedge: Hedge) -> u64 {
+        self.hedges[hedge as usize].value()
     }
 
     /// Counts the end of an attempt.

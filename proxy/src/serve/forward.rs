@@ -36,14 +36,14 @@ use crate::wire::orca::LoadReport;
 use crate::wire::trailers;
 
 /// Where a request stands in its attempts.
-struct Course<'a> {
-    target: &'a Target,
-    body: &'a Body,
+pub(super) struct Course<'a> {
+    pub(super) target: &'a Target,
+    pub(super) body: &'a Body,
     /// The engine of the next attempt.
-    choice: Choice,
-    tried: Tried,
+    pub(super) choice: Choice,
+    pub(super) tried: Tried,
     /// Another attempt may be remembered, so another attempt may be made.
-    has_room: bool,
+    pub(super) has_room: bool,
     /// An engine that refused a stream was asked once more.
     asked_again: Cell<bool>,
 }
@@ -137,7 +137,15 @@ impl Story<'_> {
                 body: course.body,
                 features: self.features,
             };
-            match attempt.open(self.client, &sending).await {
+            let opened = match self.hedge_delay_ns(course) {
+                None => attempt.open(self.client, &sending).await,
+                Some(delay_ns) => {
+                    let opened;
+                    (attempt, opened) = Box::pin(self.hedged(course, attempt, delay_ns)).await;
+                    opened
+                }
+            };
+            match opened {
                 Err(NotOpened::Failed(end, connection)) => {
                     self.go_on(course, attempt, end, connection)?;
                 }
@@ -178,7 +186,7 @@ impl Story<'_> {
     }
 
     /// Keeps to what an engine asked for when it refused: new requests go elsewhere for a while.
-    fn keep_quiet(&self, attempt: &Attempt, answer: &Answer) {
+    pub(super) fn keep_quiet(&self, attempt: &Attempt, answer: &Answer) {
         if blame(outcome_of_status(answer.head.status)) != Some(Blame::BackPressure) {
             return;
         }
@@ -219,7 +227,7 @@ impl Story<'_> {
     }
 
     /// Chooses an engine, and tells who asks which would not be chosen.
-    fn choose(&self, target: &Target, tried: &Tried) -> Result<Choice> {
+    pub(super) fn choose(&self, target: &Target, tried: &Tried) -> Result<Choice> {
         self.telling.note(|why| {
             let (version, refusals) = target::refusals(self.shard, target, tried);
             why.refused(version, refusals);
@@ -261,7 +269,7 @@ impl Story<'_> {
     }
 
     /// Takes the token of one retry: of the class's budget on this shard, else of the process's floor.
-    fn has_token(&self, target: &Target, now_ns: u64) -> bool {
+    pub(super) fn has_token(&self, target: &Target, now_ns: u64) -> bool {
         let shard = self.shard;
         if !shard.config.retry.budget {
             return true;
@@ -476,7 +484,7 @@ fn connection_of(reused: bool) -> Connection {
     }
 }
 
-fn outcome_of_interrupt(interrupt: Interrupt) -> Outcome {
+pub(super) fn outcome_of_interrupt(interrupt: Interrupt) -> Outcome {
     match interrupt {
         Interrupt::Gone | Interrupt::BadBody => Outcome::ClientCancel,
         Interrupt::Due => Outcome::FirstByteTimeout,

@@ -21,6 +21,7 @@ mod flow;
 mod forward;
 mod guarded;
 mod h2;
+mod hedge;
 mod holder;
 mod inbound;
 mod incoming;

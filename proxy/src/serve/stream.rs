@@ -138,6 +138,10 @@ impl<'a> Stream<'a> {
                 let relay = Relay::new(answer.head.framing, Version::Http10);
                 BodyRelay::new(relay, false, nominated)
             }
+            Outbound::Nobody(_) => {
+                debug_assert!(false, "an answer goes to somebody");
+                return Err(AttemptEnd::Ours);
+            }
         };
         let begun_ns = answer.sent_ns.unwrap_or_else(monotonic_ns);
         let meter = Meter::new(&answer.head, is_json(&answer), begun_ns);

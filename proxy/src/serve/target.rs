@@ -48,6 +48,8 @@ pub(crate) struct Choice {
     pub(crate) work_milli: u64,
     /// How it was found.
     pub(crate) via: Via,
+    /// When its first token is predicted, the way there and back included, milliseconds.
+    pub(crate) predicted_ttft_ms: f64,
     /// A conversation that is not where its key belongs.
     pub(crate) moved: bool,
 }
@@ -160,6 +162,10 @@ pub(crate) fn choose(shard: &Shard, target: &Target, tried: &Tried) -> Result<Ch
     let place = adopted.index.place_of(position, selection.engine);
     let class = &adopted.policy.classes[usize::from(position)];
     let eligible = &class.eligible[usize::from(place.ok_or(Error::NoEligibleEngine)?)];
+    let of = |one: &pointsman_shm::policy::Engine| one.slot;
+    let known = &adopted.policy.engines;
+    let at = known.binary_search_by_key(&selection.engine, of);
+    let network_ms = at.map_or(0.0, |at| known[at].network_ms);
     Ok(Choice {
         engine: Rc::clone(engine),
         pair: (eligible.pair, eligible.pair_generation),
@@ -167,6 +173,7 @@ pub(crate) fn choose(shard: &Shard, target: &Target, tried: &Tried) -> Result<Ch
         // A negative or absurd product cannot leave a decoded policy; the cast saturates.
         work_milli: (eligible.work * 1_000.0) as u64,
         via: selection.via,
+        predicted_ttft_ms: eligible.planned_ttft_ms + network_ms,
         moved: target.key.kind != KeyKind::Random && selection.via != Via::Table,
     })
 }
