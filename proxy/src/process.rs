@@ -193,6 +193,7 @@ impl Proxy {
                 load: Arc::clone(&load),
                 rates: Arc::clone(&rates),
                 tenants: Arc::clone(&tenants),
+                retry_board: Arc::clone(&process.retry_board),
                 secrets,
                 listeners,
                 shutdown: Arc::clone(&shutdown),

@@ -31,6 +31,8 @@ both_drivers!(
     f09_connections_that_die_idle_are_replaced_unseen,
     /// F11: the count of requests in flight does not stay with the engine that failed.
     f11_a_moved_request_is_counted_where_it_is,
+    /// F11: a session that had to move goes home when its engine takes it again.
+    f11_a_session_goes_home_when_its_engine_takes_it,
     a_connection_is_not_kept_longer_than_its_engine_says,
     connections_are_reused_last_in_first_out,
     /// F09: an engine that hangs is no engine that closed an idle connection.
@@ -240,6 +242,23 @@ fn f11_a_moved_request_is_counted_where_it_is(driver: Driver) {
     eventually_equals(SOON, "the second engine is let go", &1, || {
         second.ended_by_peer()
     });
+}
+
+fn f11_a_session_goes_home_when_its_engine_takes_it(driver: Driver) {
+    let home = Engine::serving(|conn, request| match request.header("x-turn") {
+        Some("1") => _ = conn.respond(503, "{}"),
+        _ => _ = conn.respond(200, r#"{"engine":"home"}"#),
+    });
+    let away = Engine::named("away");
+    let proxy = Proxy::start(driver, &Draft::with_standby(home.address(), away.address()));
+    let engines = ["1", "2", "3"].map(|turn| {
+        let fields = format!("x-session-id: s\r\nx-turn: {turn}\r\n");
+        let answer = proxy.ask(post_with(CHAT, &fields, UNARY));
+        answer.text().to_owned()
+    });
+    let [home, away] = ["home", "away"].map(|name| format!(r#"{{"engine":"{name}"}}"#));
+    assert_eq!(engines, [away, home.clone(), home]);
+    proxy.await_rest();
 }
 
 fn a_connection_is_not_kept_longer_than_its_engine_says(driver: Driver) {

@@ -36,6 +36,7 @@ fuzz_target!(|data: &[u8]| {
         framing: RequestFraming::Sized(5),
         bearer: Some(b"token"),
         request_id: &id,
+        withheld: None,
     };
     write_request(&mut out, &head, input, &request);
     let wide = HeadLimits {

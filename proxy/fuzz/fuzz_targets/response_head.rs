@@ -41,6 +41,7 @@ fuzz_target!(|data: &[u8]| {
             keep_alive: true,
             takes_trailers: false,
             request_id: &id,
+            why: None,
         };
         let relay = write_response(&mut out, &head, input, &response);
         let wide = HeadLimits {

@@ -12,11 +12,18 @@ use pointsman_shm::policy::Endpoints;
 use toml::Spanned;
 
 use super::error::{ConfigError, Source};
-use super::file::{CredentialTable, File, LimitsTable, Number, PathTable, TimeoutsTable};
-use super::{
-    Affinity, Config, Credential, ExtraPath, HalfClose, IoDriver, Limits, Log, Queue, Timeouts,
-    credential, http2, keys, tls,
+use super::file::{
+    CredentialTable, File, HedgeTable, LimitsTable, Number, PathTable, RetryTable, TimeoutsTable,
+    WhyTable,
 };
+use super::{
+    Affinity, Config, Credential, ExtraPath, HalfClose, IoDriver, Limits, Log, Queue, Retry,
+    Secret, Timeouts, Why, credential, http2, keys, tls,
+};
+use crate::decide::hedge::HedgeRules;
+use crate::decide::retry::RetryRules;
+use crate::decide::select::Tried;
+use crate::secrets;
 use crate::wire::head::MAX_HEADERS;
 
 /// What parsing needs to know of the host.
@@ -33,6 +40,8 @@ const GIB: u64 = 1 << 30;
 const MAX_SHARDS: u64 = 1_024;
 /// Most listening addresses, affinity headers, extra paths and credentials.
 pub(super) const MAX_LISTED: usize = 64;
+/// Shortest secret: what nobody finds by trying.
+const MIN_SECRET_BYTES: usize = 16;
 /// Longest time that any timer may be set to.
 const DAY_MS: u64 = 86_400_000;
 /// Paths that are served without being listed.
@@ -113,6 +122,12 @@ pub fn parse(text: &str, path: &Path, host: Host) -> Result<Config, ConfigError>
         limits,
         http2: http2::read(&source, &file.http2)?,
         timeouts: timeouts(&source, &file.timeouts)?,
+        retry: retry(&source, &file.retry)?,
+        hedge: hedge(&source, &file.hedge)?,
+        why: match &file.why {
+            Some(table) => Some(why(&source, table)?),
+            None => None,
+        },
         affinity: affinity(&source, file.affinity.headers, file.affinity.user)?,
         priority_header: match file.priority.header {
             Some(header) => Some(header_name(&source, "priority.header", &header)?),
@@ -321,6 +336,51 @@ fn half_close(
         "answer" => Ok(HalfClose::Answer),
         other => Err(source.value(value.span(), "half_close", other, "`cancel`, `answer`")),
     }
+}
+
+fn retry(source: &Source<'_>, table: &RetryTable) -> Result<Retry, ConfigError> {
+    let most = Tried::MAX as u64;
+    Ok(Retry {
+        rules: RetryRules {
+            after_send: table.after_send,
+            on_error: table.on_error,
+        },
+        attempts: source.size("retry.attempts", &table.attempts, most, 1..=most)?,
+        budget: table.budget,
+    })
+}
+
+fn hedge(source: &Source<'_>, table: &HedgeTable) -> Result<Option<HedgeRules>, ConfigError> {
+    let percent = &table.delay_percent;
+    let rules = HedgeRules {
+        delay_percent: source.number("hedge.delay_percent", percent, 200, 100..=10_000)?,
+        least_ms: source.number("hedge.least_ms", &table.least_ms, 50, 1..=DAY_MS)?,
+    };
+    Ok(table.enabled.then_some(rules))
+}
+
+fn why(source: &Source<'_>, table: &WhyTable) -> Result<Why, ConfigError> {
+    let file = &table.secret_file;
+    let refuse = |allowed: String| {
+        source.value(
+            file.span(),
+            "why.secret_file",
+            file.get_ref().display(),
+            allowed,
+        )
+    };
+    let secret = secrets::bearer(file.get_ref()).map_err(|problem| refuse(problem.allowed))?;
+    if secret.len() < MIN_SECRET_BYTES {
+        let allowed = format!(
+            "a file that holds one token; it has {} bytes, at least {MIN_SECRET_BYTES}",
+            secret.len()
+        );
+        return Err(refuse(allowed));
+    }
+    Ok(Why {
+        header: header_name(source, "why.header", &table.header)?,
+        secret: Secret(secret),
+    })
 }
 
 fn affinity(

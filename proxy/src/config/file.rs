@@ -35,6 +35,11 @@ pub(super) struct File {
     #[serde(default)]
     pub(super) timeouts: TimeoutsTable,
     #[serde(default)]
+    pub(super) retry: RetryTable,
+    #[serde(default)]
+    pub(super) hedge: HedgeTable,
+    pub(super) why: Option<WhyTable>,
+    #[serde(default)]
     pub(super) affinity: AffinityTable,
     #[serde(default)]
     pub(super) priority: HeaderTable,
@@ -88,6 +93,41 @@ pub(super) struct TimeoutsTable {
     pub(super) keepalive_ms: Number,
     pub(super) engine_idle_ms: Number,
     pub(super) head_hold_ms: Number,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub(super) struct RetryTable {
+    pub(super) after_send: bool,
+    pub(super) on_error: bool,
+    pub(super) attempts: Number,
+    pub(super) budget: bool,
+}
+
+impl Default for RetryTable {
+    fn default() -> Self {
+        Self {
+            after_send: true,
+            on_error: false,
+            attempts: None,
+            budget: true,
+        }
+    }
+}
+
+#[derive(Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub(super) struct HedgeTable {
+    pub(super) enabled: bool,
+    pub(super) delay_percent: Number,
+    pub(super) least_ms: Number,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct WhyTable {
+    pub(super) header: Spanned<String>,
+    pub(super) secret_file: Spanned<PathBuf>,
 }
 
 #[derive(Default, Deserialize)]

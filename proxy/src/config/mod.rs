@@ -19,6 +19,9 @@ use std::path::PathBuf;
 
 use pointsman_shm::policy::Endpoints;
 
+use crate::decide::hedge::HedgeRules;
+use crate::decide::retry::RetryRules;
+
 pub use check::{Host, load, parse};
 pub use error::ConfigError;
 pub use http2::Http2;
@@ -62,6 +65,12 @@ pub struct Config {
     pub http2: Http2,
     /// Bounds on how long peers may take.
     pub timeouts: Timeouts,
+    /// What is tried again, and how often.
+    pub retry: Retry,
+    /// When a late request gets a second engine; none never does.
+    pub hedge: Option<HedgeRules>,
+    /// Who may ask why a request went where it went; none lets nobody.
+    pub why: Option<Why>,
     /// What keeps a conversation on its engine.
     pub affinity: Affinity,
     /// Header in which a request names its priority, in lower case; none ignores priorities.
@@ -160,6 +169,46 @@ pub struct Queue {
     pub length: usize,
     /// Longest wait, milliseconds.
     pub wait_ms: u64,
+}
+
+/// What is tried again, and how often.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Retry {
+    /// Failures after which a request may go to another engine.
+    pub rules: RetryRules,
+    /// Most attempts of one request, the first counted.
+    pub attempts: usize,
+    /// Whether each retry costs a token.
+    pub budget: bool,
+}
+
+/// Who may ask why a request went where it went.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Why {
+    /// The header that a client shows, in lower case. It goes no further than here.
+    pub header: String,
+    /// What it has to say.
+    pub secret: Secret,
+}
+
+/// A value that is compared and never printed.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Secret(Vec<u8>);
+
+impl Secret {
+    /// Whether `said` is it, in a time that tells nothing but the length.
+    #[must_use]
+    pub fn is(&self, said: &[u8]) -> bool {
+        let bytes = self.0.iter().zip(said);
+        let differs = bytes.fold(0, |differs, (ours, theirs)| differs | (ours ^ theirs));
+        said.len() == self.0.len() && std::hint::black_box(differs) == 0
+    }
+}
+
+impl std::fmt::Debug for Secret {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Secret(..)")
+    }
 }
 
 /// What keeps a conversation on its engine.

@@ -6,16 +6,21 @@
 pub mod admit;
 pub mod allowance;
 pub mod back_off;
+pub mod blame;
 pub mod classify;
 pub mod guard;
+pub mod hedge;
 pub mod index;
 pub mod key;
 pub mod mix;
 pub mod queue;
 pub mod rates;
 pub mod retry;
+pub mod retry_budget;
 pub mod select;
 pub mod tenants;
 #[cfg(test)]
 mod testing;
 pub mod token_bucket;
+pub mod utilisation;
+pub mod why;

@@ -1,11 +1,9 @@
-//! What follows a failed attempt: one table, and the budget that keeps retries from becoming a
-//! storm.
+//! What follows a failed attempt: one table. Whether there is a token for what it allows is another
+//! question: see [`crate::decide::retry_budget`].
 //!
 //! A replay on a fresh connection (a pooled one had been closed by its engine) is no retry: it
 //! repeats a request that no engine had begun on, at the same engine, once, because the fresh
 //! connection cannot fail that way again.
-
-use crate::decide::token_bucket::TokenBucket;
 
 /// How an attempt ended without an answer that may be forwarded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -136,87 +134,9 @@ pub fn next(end: AttemptEnd, connection: Connection, cut_off: CutOff, rules: Ret
     }
 }
 
-/// One shard's retry budget: tokens earned by first attempts, and a trickle that comes with time
-/// so that a quiet shard can retry at all.
-#[derive(Debug)]
-pub struct RetryBudget {
-    limits: BudgetLimits,
-    earned: TokenBucket,
-    trickle: TokenBucket,
-}
-
-/// Size of a retry budget.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct BudgetLimits {
-    /// Tokens earned by each first attempt.
-    pub fraction: f64,
-    /// Most earned tokens kept, of the whole process.
-    pub cap: f64,
-    /// Tokens a second that come without any attempt, of the whole process.
-    pub min_rps: f64,
-    /// Shards of the process, which share `cap` and `min_rps`.
-    pub shards: u16,
-}
-
-impl Default for BudgetLimits {
-    fn default() -> Self {
-        Self {
-            fraction: 0.2,
-            cap: 200.0,
-            min_rps: 3.0,
-            shards: 1,
-        }
-    }
-}
-
-impl RetryBudget {
-    /// A budget at its start: one second's trickle.
-    #[must_use]
-    pub fn new(limits: BudgetLimits, now_ns: u64) -> Self {
-        Self {
-            limits,
-            earned: TokenBucket::new(0.0, now_ns),
-            trickle: TokenBucket::new(limits.min_rps / limits.sharers(), now_ns),
-        }
-    }
-
-    /// A first attempt was made.
-    pub fn earn(&mut self) {
-        self.earned.add(
-            self.limits.fraction,
-            self.limits.cap / self.limits.sharers(),
-        );
-    }
-
-    /// Takes the token of one retry, at the moment the retry is decided on; never given back, also
-    /// when the retry is cancelled.
-    #[must_use]
-    pub fn take(&mut self, now_ns: u64) -> bool {
-        let rate = self.limits.min_rps / self.limits.sharers();
-        // A rate below one token a second still has to collect a whole one.
-        let cap = if rate > 0.0 { rate.max(1.0) } else { 0.0 };
-        self.trickle.fill(rate, cap, now_ns);
-        self.earned.take() || self.trickle.take()
-    }
-
-    /// Sets what a first attempt earns.
-    pub fn set_fraction(&mut self, fraction: f64) {
-        debug_assert!((0.0..=1.0).contains(&fraction), "a fraction of attempts");
-        self.limits.fraction = fraction.clamp(0.0, 1.0);
-    }
-}
-
-impl BudgetLimits {
-    fn sharers(&self) -> f64 {
-        f64::from(self.shards.max(1))
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    const S: u64 = 1_000_000_000;
 
     fn row(end: AttemptEnd) -> [Next; 4] {
         let strict = RetryRules {
@@ -287,58 +207,5 @@ mod tests {
                 );
             }
         }
-    }
-
-    #[test]
-    fn f03_a_burst_of_failures_gets_its_fraction_and_the_trickle() {
-        let mut budget = RetryBudget::new(BudgetLimits::default(), 0);
-        for _ in 0..1000 {
-            budget.earn();
-        }
-        assert_eq!((0..1000).filter(|_| budget.take(0)).count(), 203);
-        // After ten idle minutes the trickle works and has not piled up.
-        assert_eq!((0..5).filter(|_| budget.take(600 * S)).count(), 3);
-    }
-
-    #[test]
-    fn f03_a_budget_of_nothing_retries_nothing() {
-        let limits = BudgetLimits {
-            fraction: 0.0,
-            min_rps: 0.0,
-            ..BudgetLimits::default()
-        };
-        let mut budget = RetryBudget::new(limits, 0);
-        budget.earn();
-        assert!(!budget.take(600 * S));
-    }
-
-    #[test]
-    fn shards_share_cap_and_trickle() {
-        let limits = BudgetLimits {
-            shards: 4,
-            ..BudgetLimits::default()
-        };
-        let mut budgets: Vec<RetryBudget> = (0..4).map(|_| RetryBudget::new(limits, 0)).collect();
-        for budget in &mut budgets {
-            for _ in 0..10_000 {
-                budget.earn();
-            }
-        }
-        let taken: usize = budgets
-            .iter_mut()
-            .map(|budget| (0..1000).filter(|_| budget.take(0)).count())
-            .sum();
-        assert_eq!(taken, 200);
-        // 3 a second over 4 shards: each has a whole token every 1.34 s.
-        let later = |at: u64, budget: &mut RetryBudget| budget.take(at);
-        assert!(budgets.iter_mut().all(|budget| !later(S / 4, budget)));
-        assert!(budgets.iter_mut().all(|budget| later(2 * S, budget)));
-    }
-
-    #[test]
-    fn one_request_alone_can_be_retried() {
-        let mut budget = RetryBudget::new(BudgetLimits::default(), 0);
-        budget.earn();
-        assert!(budget.take(0));
     }
 }

@@ -105,6 +105,12 @@ impl Tried {
         usize::from(self.len) == Self::MAX
     }
 
+    /// Engines tried.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        usize::from(self.len)
+    }
+
     /// Whether no engine has been tried.
     #[must_use]
     #[inline]
@@ -252,14 +258,60 @@ struct Question<'a, 'g> {
 
 /// Why an engine is not taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Refusal {
+pub enum Refusal {
+    /// It is out or unusable here.
     Out,
+    /// It takes no new request.
     Draining,
+    /// It is taken only where the table's engine refuses.
     StandbyOnly,
+    /// It has all that it may have in flight.
     OverAllowance,
+    /// Its penalty refuses this key.
     Penalised,
+    /// It refused a connection a moment ago, or asked for quiet.
     BackedOff,
+    /// The request has been there.
     Tried,
+}
+
+impl Refusal {
+    /// Its name.
+    #[must_use]
+    pub fn label(self) -> &'static str {
+        match self {
+            Self::Out => "out",
+            Self::Draining => "draining",
+            Self::StandbyOnly => "standby_only",
+            Self::OverAllowance => "over_allowance",
+            Self::Penalised => "penalised",
+            Self::BackedOff => "backed_off",
+            Self::Tried => "tried",
+        }
+    }
+}
+
+/// Which engines of a class would not take an attempt of this key now, and why; for people who ask,
+/// since it looks at all of them.
+#[must_use]
+pub fn refusals(
+    index: &PolicyIndex,
+    class: u16,
+    key: u64,
+    guards: &mut Guards<'_>,
+    tried: &Tried,
+) -> Vec<(EngineSlot, Refusal)> {
+    let eligible = index.class(class).map_or(&[][..], |class| &class.eligible);
+    let question = Question {
+        index,
+        key,
+        guards,
+        tried,
+    };
+    let asked = eligible.iter();
+    asked
+        .filter_map(|&engine| Some((engine, question.refusal(engine)?)))
+        .collect()
 }
 
 impl Question<'_, '_> {

@@ -7,6 +7,7 @@ use crate::decide::allowance::Allowances;
 use crate::decide::guard::GuardTable;
 use crate::decide::rates::Rates;
 use crate::decide::tenants::Tenants;
+use crate::decide::retry_budget::RetryBoard;
 use crate::driver::listen::Listener;
 use crate::metrics::ShardMetrics;
 use crate::policy::ShardPolicy;
@@ -37,6 +38,8 @@ pub struct ShardContext {
     pub rates: Arc<Rates>,
     /// Who asks how much of them, shared likewise.
     pub tenants: Arc<Tenants>,
+    /// How full engines are, and the process's floor of retries; written by the sentinel.
+    pub retry_board: Arc<RetryBoard>,
     /// What this host proves itself with, and whom it trusts.
     pub secrets: SecretsHandle,
     /// This shard's own listening sockets: bound with SO_REUSEPORT, listening, non-blocking.

@@ -15,4 +15,4 @@ pub use cell::{Counter, Gauge, Histogram};
 pub use process::{EngineLabel, Expiry, Labels, OutReason, ProcessMetrics, Rung};
 pub(crate) use render::shed_label;
 pub use render::{Page, UNMATCHED, render};
-pub use shard::{CODE_COUNT, EngineMetrics, QueueEnd, ShardMetrics, TlsMetrics};
+pub use shard::{CODE_COUNT, EngineMetrics, Hedge, QueueEnd, ShardMetrics, TlsMetrics};

@@ -43,11 +43,19 @@ names! {
     ENGINE_ALLOWANCE Gauge "pointsman_proxy_engine_allowance"
         "Attempts that this process may have in flight at an engine.";
     ATTEMPTS Counter "pointsman_proxy_attempts_total"
-        "Attempts ended at an engine, by outcome.";
+        "Attempts ended at an engine, by outcome and whose fault that is.";
     STREAMS_UNFINISHED Counter "pointsman_proxy_streams_unfinished_total"
         "Event streams answered 200 and delivered whole that ended without a terminal event.";
     RETRIES Counter "pointsman_proxy_retries_total"
         "Attempts after the first, by how the attempt before ended.";
+    RETRIES_REFUSED Counter "pointsman_proxy_retries_refused_total"
+        "Retries that were allowed and for which the budget had no token.";
+    HEDGES Counter "pointsman_proxy_hedges_total"
+        "Second attempts beside a late first one, by what became of them.";
+    RETRY_FLOOR Gauge "pointsman_proxy_retry_floor_tokens"
+        "Tokens that any shard may borrow for a retry.";
+    CLASS_UTILISATION Gauge "pointsman_proxy_class_utilisation"
+        "How full the engines of a class are, which the retry budget goes by.";
     SHED Counter "pointsman_proxy_shed_total"
         "Requests refused, by cause.";
     RATE_EXCEEDED Counter "pointsman_proxy_rate_exceeded_total"

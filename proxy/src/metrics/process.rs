@@ -10,6 +10,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use pointsman_shm::id::{ClassSlot, EngineSlot, Generation};
 
 use super::cell::{Counter, Gauge};
+use crate::decide::retry_budget::RetryBoard;
 use crate::policy::Source;
 
 /// Where the proxy stands on the degraded ladder.
@@ -102,6 +103,8 @@ pub struct ProcessMetrics {
     pub ring_entries: Gauge,
     /// Shards.
     pub shards: Gauge,
+    /// How full engines are, and what shards may borrow for a retry.
+    pub retry_board: Arc<RetryBoard>,
     /// 0 none, 1 disk, 2 region.
     source: AtomicU8,
     /// When the policy was last confirmed, on CLOCK_BOOTTIME; 0 for never.

@@ -11,9 +11,10 @@ use pointsman_shm::signals::{Outcome, ShedCause};
 
 use super::cell::BOUNDS_US;
 use super::names::{self, Kind, Name};
-use super::process::{ProcessMetrics, Rung};
-use super::shard::{CODE_COUNT, QueueEnd, ShardMetrics, TlsMetrics, code_label};
+use super::process::{Labels, ProcessMetrics, Rung};
+use super::shard::{CODE_COUNT, Hedge, QueueEnd, ShardMetrics, TlsMetrics, code_label};
 use crate::config::IoDriver;
+use crate::decide::blame::{Blame, blame, outcome_label};
 use crate::secrets::TlsFailure;
 use crate::sentinel::HostLoad;
 
@@ -176,7 +177,11 @@ fn engines(text: &mut Text, page: &Page<'_>) {
             .into_iter()
             .filter(|&outcome| sums[outcome as usize] > 0)
         {
-            let series = [("engine", &*engine.id), ("outcome", outcome_label(outcome))];
+            let series = [
+                ("engine", &*engine.id),
+                ("outcome", outcome_label(outcome)),
+                ("blame", blame(outcome).map_or("nobody", Blame::label)),
+            ];
             text.sample(names::ATTEMPTS, &series, sums[outcome as usize]);
         }
     }
@@ -194,6 +199,7 @@ fn engines(text: &mut Text, page: &Page<'_>) {
             text.sample(names::RETRIES, &[("reason", outcome_label(outcome))], count);
         }
     }
+    retry_budget(text, page, &labels);
     text.head(names::ENGINE_CONNECTIONS);
     for engine in &labels.engines {
         let value = seen(engine, |record| record.connections.value());
@@ -227,6 +233,29 @@ fn engines(text: &mut Text, page: &Page<'_>) {
             let series = [("engine", &*engine.id), ("reason", reason.label())];
             text.sample(names::ENGINE_OUT, &series, 1);
         }
+    }
+}
+
+fn retry_budget(text: &mut Text, page: &Page<'_>, labels: &Labels) {
+    let board = &page.process.retry_board;
+    text.one(
+        names::RETRIES_REFUSED,
+        sum(page, |shard| shard.retries_refused.value()),
+    );
+    text.head(names::HEDGES);
+    for hedge in Hedge::ALL {
+        let count = sum(page, |shard| shard.hedge_count(hedge));
+        text.sample(names::HEDGES, &[("outcome", hedge.label())], count);
+    }
+    text.one(names::RETRY_FLOOR, u64::from(board.floor()));
+    text.head(names::CLASS_UTILISATION);
+    for (slot, _, name) in &labels.classes {
+        let utilisation = board.utilisation(*slot);
+        let value = match utilisation.is_finite() {
+            true => format!("{utilisation:.4}"),
+            false => "+Inf".to_owned(),
+        };
+        text.line(names::CLASS_UTILISATION.name, &[("class", name)], &value);
     }
 }
 
@@ -420,24 +449,6 @@ pub(crate) fn shed_label(cause: ShedCause) -> &'static str {
         ShedCause::RequestLimit => "request_limit",
         ShedCause::MemoryBudget => "memory_budget",
         ShedCause::Draining => "draining",
-    }
-}
-
-fn outcome_label(outcome: Outcome) -> &'static str {
-    match outcome {
-        Outcome::Success => "success",
-        Outcome::ClientError => "client_error",
-        Outcome::Backpressure => "backpressure",
-        Outcome::ServerError => "server_error",
-        Outcome::ConnectRefused => "connect_refused",
-        Outcome::ConnectTimeout => "connect_timeout",
-        Outcome::ResetBeforeByte => "reset_before_byte",
-        Outcome::FirstByteTimeout => "first_byte_timeout",
-        Outcome::MidStreamReset => "mid_stream_reset",
-        Outcome::Stall => "stall",
-        Outcome::StreamError => "stream_error",
-        Outcome::ClientCancel => "client_cancel",
-        Outcome::Ours => "ours",
     }
 }
 

@@ -41,6 +41,9 @@ pub struct ShardMetrics {
     /// Requests that wait until an engine has room.
     pub queued: Gauge,
     queue_ends: [Counter; QueueEnd::COUNT],
+    /// Retries that the table allowed and the budget had no token for.
+    pub retries_refused: Counter,
+    hedges: [Counter; Hedge::COUNT],
     /// Requests whose client left.
     pub client_cancels: Counter,
     /// Streams broken off because they held most of the memory for slow clients.
@@ -107,6 +110,37 @@ impl QueueEnd {
     }
 }
 
+/// What became of a second attempt beside a late first one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Hedge {
+    /// Its answer was delivered.
+    Won,
+    /// The first one's was, or the client left both.
+    Lost,
+    /// It failed.
+    Failed,
+    /// It was not made: the budget had no token.
+    NoToken,
+}
+
+impl Hedge {
+    /// How many there are.
+    pub const COUNT: usize = 4;
+    /// All of them, in the order of the counters.
+    pub const ALL: [Self; Self::COUNT] = [Self::Won, Self::Lost, Self::Failed, Self::NoToken];
+
+    /// Its name in metrics.
+    #[must_use]
+    pub fn label(self) -> &'static str {
+        match self {
+            Self::Won => "won",
+            Self::Lost => "lost",
+            Self::Failed => "failed",
+            Self::NoToken => "no_token",
+        }
+    }
+}
+
 /// TLS connections of one side.
 #[derive(Debug)]
 pub struct TlsMetrics {
@@ -121,6 +155,7 @@ pub struct TlsMetrics {
 #[derive(Debug)]
 struct ClassMetrics {
     generation: AtomicU32,
+    offered: Counter,
     codes: [Counter; CODE_COUNT],
 }
 
@@ -152,6 +187,8 @@ impl Default for ShardMetrics {
             connection_replays: Counter::default(),
             queued: Gauge::default(),
             queue_ends: counters(),
+            retries_refused: Counter::default(),
+            hedges: counters(),
             client_cancels: Counter::default(),
             slow_resets: Counter::default(),
             floods: Counter::default(),
@@ -238,7 +275,15 @@ impl ShardMetrics {
             None => (MAX_CLASSES, Generation(1)),
         };
         let record = self.classes[index].get_or_init(Box::default);
-        record.codes_of(generation)[code_cell(status)].increment();
+        record.live(generation);
+        record.codes[code_cell(status)].increment();
+    }
+
+    /// Counts a request of a class as it arrives, whatever becomes of it.
+    pub fn offered(&self, (slot, generation): (ClassSlot, Generation)) {
+        let record = self.classes[slot.index().min(MAX_CLASSES)].get_or_init(Box::default);
+        record.live(generation);
+        record.offered.increment();
     }
 
     /// Counts a request that was refused.
@@ -277,6 +322,17 @@ impl ShardMetrics {
     /// Counts an attempt after the first; `after` says how the one before it ended.
     pub fn retry(&self, after: Outcome) {
         self.retries[after as usize].increment();
+    }
+
+    /// Counts what became of a second attempt beside the first.
+    pub fn hedge(&self, hedge: Hedge) {
+        self.hedges[hedge as usize].increment();
+    }
+
+    /// Second attempts beside the first that came to this.
+    #[must_use]
+    pub fn hedge_count(&self, hedge: Hedge) -> u64 {
+        self.hedges[hedge as usize].value()
     }
 
     /// Counts the end of an attempt.
@@ -330,6 +386,17 @@ impl ShardMetrics {
             .then(|| std::array::from_fn(|i| record.codes[i].value()))
     }
 
+    /// Requests of a class that arrived, 0 before the first in this life of the slot number.
+    #[must_use]
+    pub fn offered_count(&self, slot: ClassSlot, generation: Generation) -> u64 {
+        match self.classes.get(slot.index()).and_then(OnceLock::get) {
+            Some(record) if record.generation.load(Ordering::Relaxed) == generation.0 => {
+                record.offered.value()
+            }
+            _ => 0,
+        }
+    }
+
     /// Attempts at an engine by outcome, 0 before the first in this life of the slot number.
     #[must_use]
     pub fn outcome_counts(
@@ -373,17 +440,19 @@ impl Default for ClassMetrics {
     fn default() -> Self {
         Self {
             generation: AtomicU32::new(0),
+            offered: Counter::default(),
             codes: counters(),
         }
     }
 }
 
 impl ClassMetrics {
-    fn codes_of(&self, generation: Generation) -> &[Counter; CODE_COUNT] {
+    /// What belongs to a life of the slot number counts from zero where `generation` begins one.
+    fn live(&self, generation: Generation) {
         if begins_life(&self.generation, generation) {
+            self.offered.reset();
             self.codes.iter().for_each(Counter::reset);
         }
-        &self.codes
     }
 }
 
@@ -486,8 +555,12 @@ mod tests {
         );
         let counts = metrics.outcome_counts(slot, Generation(2));
         assert_eq!(counts[Outcome::Success as usize], 1);
+        metrics.offered((ClassSlot(3), Generation(1)));
         metrics.request_ended(CLASS, 200);
+        assert_eq!(metrics.offered_count(ClassSlot(3), Generation(1)), 1);
         metrics.request_ended(Some((ClassSlot(3), Generation(2))), 503);
+        assert_eq!(metrics.offered_count(ClassSlot(3), Generation(1)), 0);
+        assert_eq!(metrics.offered_count(ClassSlot(3), Generation(2)), 0);
         assert_eq!(metrics.request_counts(CLASS), None);
         let counts = metrics
             .request_counts(Some((ClassSlot(3), Generation(2))))

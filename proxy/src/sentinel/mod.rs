@@ -20,6 +20,7 @@ pub(crate) mod fixture;
 mod load;
 mod siblings;
 pub(crate) mod supervise;
+mod utilise;
 mod watch;
 
 use std::path::PathBuf;
@@ -45,6 +46,7 @@ use allot::Allotter;
 use engines::{Seen, Verdict};
 use episodes::Episodes;
 use siblings::Siblings;
+use utilise::Utilise;
 use watch::{Look, Watch};
 
 /// Time between two looks at the region files while requests are in flight.
@@ -86,6 +88,7 @@ pub struct Sentinel {
     signals: Option<Signals>,
     allotter: Allotter,
     episodes: Episodes,
+    utilise: Utilise,
     rung: Rung,
     next_adoption_ns: u64,
     next_load_ns: u64,
@@ -116,6 +119,7 @@ impl Sentinel {
             signals: None,
             episodes: Episodes::default(),
             allotter: Allotter::new(Siblings::new(dir.join("signals"))),
+            utilise: Utilise::new(monotonic_ns()),
             rung: Rung::None,
             next_adoption_ns: 0,
             next_load_ns: 0,
@@ -137,6 +141,7 @@ impl Sentinel {
         if self.publisher.current().is_none() {
             self.adopt_from_disk(now_ns);
         }
+        self.utilise(now_ns);
         self.make_signals()
     }
 
@@ -243,6 +248,7 @@ impl Sentinel {
     fn housekeeping(&mut self, now_ns: u64) {
         self.confirm();
         self.judge_engines(now_ns);
+        self.utilise(now_ns);
         self.publisher.collect();
         let process = &self.shared.process;
         process
@@ -289,6 +295,13 @@ impl Sentinel {
             self.shared
                 .process
                 .set_confirmed_at(Some(now_ns.saturating_sub(age_ns)));
+        }
+    }
+
+    /// Tells the shards how full engines are.
+    fn utilise(&mut self, now_ns: u64) {
+        if let Some(adopted) = self.publisher.current() {
+            self.utilise.look(&adopted.policy, &self.shared, now_ns);
         }
     }
 

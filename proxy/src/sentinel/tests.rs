@@ -366,3 +366,38 @@ fn two_processes_of_a_host_keep_to_one_allowance() {
     younger.turn();
     assert_eq!(tokens(&younger), 100);
 }
+
+#[test]
+fn shards_learn_how_full_engines_are_and_the_floor_is_filled_again() {
+    let mut world = World::new();
+    let _writer = world.publish(1);
+    world.sentinel.first_look().unwrap();
+    let board = Arc::clone(&world.process.retry_board);
+    let class = pointsman_shm::id::ClassSlot(0);
+    // Planned: half of a capacity of 1, known before the first request.
+    assert_eq!(board.utilisation(class), 0.5);
+    while board.borrow_token(0.5) {}
+    world.turn();
+    assert_eq!(board.floor(), 0);
+    for _ in 0..60 {
+        world.turn();
+    }
+    assert_eq!(board.floor(), 2);
+    // The plan knows of 1 a second, each of 0.1; 5 a second arrive.
+    let metrics = Arc::clone(&world.sentinel.shared.shards[0]);
+    for _ in 0..60 {
+        for _ in 0..5 {
+            metrics.offered((class, Generation(1)));
+        }
+        world.turn();
+    }
+    let found = board.utilisation(class);
+    assert!((found - 0.9).abs() < 1e-3, "{found}");
+    // 97 of 100 that may be are in flight.
+    for _ in 0..97 {
+        metrics.engine(EngineSlot(0)).in_flight.increment();
+    }
+    world.turn();
+    assert_eq!(board.utilisation(class), 0.97);
+    assert!(!board.borrow_token(board.utilisation(class)));
+}

@@ -4,6 +4,7 @@
 //! the client) are two steps, because between them stands the last choice: an answer that says
 //! "not now" may be dropped for another engine as long as the client has seen nothing.
 
+use std::cell::Cell;
 use std::future::poll_fn;
 use std::io;
 use std::pin::pin;
@@ -15,9 +16,9 @@ use pointsman_shm::signals::Outcome;
 
 use super::client::{Client, Interrupt};
 use super::engines::EngineView;
-use super::exchange::{Answer, NoAnswer, exchange};
+use super::exchange::{Answer, NoAnswer, exchange, read_more};
 use super::guarded::guarded;
-use super::h2::{self, Room, Slot, Wanted};
+use super::h2::{self, Gathered, Room, Slot, Wanted};
 use super::outgoing::Sending;
 use super::pool::may_open;
 use super::shard::Shard;
@@ -40,6 +41,8 @@ pub(crate) struct Attempt {
     /// It must not go over a connection that served before, because it cannot be sent twice.
     pub(crate) only_fresh: bool,
     outcome: Outcome,
+    /// It was counted as ended before it is dropped.
+    has_ended: Cell<bool>,
 }
 
 /// An engine's answer whose head is read and of which nothing was passed on.
@@ -91,7 +94,21 @@ impl Attempt {
             pair,
             only_fresh: false,
             outcome: Outcome::Ours,
+            has_ended: Cell::new(false),
         }
+    }
+
+    /// Counts it as ended now, as this, though it lives on for a while: no word after this one counts.
+    pub(crate) fn end(&self, outcome: Outcome) {
+        if self.has_ended.replace(true) {
+            return;
+        }
+        let metrics = &self.shard.metrics;
+        metrics.engine(self.engine.slot).in_flight.decrement();
+        self.shard.allowances().give_back(self.engine.slot);
+        self.shard.waiting.call();
+        metrics.attempt_ended(self.engine.slot, self.engine.generation, outcome);
+        self.measure(|cell| cell.attempt_ended(outcome));
     }
 
     /// Says how it ended; the last word counts.
@@ -134,6 +151,55 @@ impl Attempt {
             }
             is_replay = true;
         }
+    }
+
+    /// The same, and of an event stream up to its first byte: most engines send its head at once.
+    pub(crate) async fn open_to_first_byte(
+        &self,
+        client: &mut Client,
+        sending: &Sending<'_>,
+    ) -> Result<Opened, NotOpened> {
+        let mut opened = self.open(client, sending).await?;
+        let Answer {
+            head,
+            bytes,
+            sent_ns,
+        } = &mut opened.answer;
+        if !head.event_stream || head.status != 200 || bytes.len() > head.len {
+            return Ok(opened);
+        }
+        let sent_ns = sent_ns.unwrap_or_else(monotonic_ns);
+        client.set_deadline(sent_ns.saturating_add(self.shard.patience.first_byte_ns));
+        let connection = connection_of(opened.source.is_reused());
+        // What it failed by, if it failed.
+        let end = match &mut opened.source {
+            Source::Socket(conn) => {
+                let reading = read_more(&conn.socket, std::mem::take(bytes));
+                let read = client.during(pin!(reading)).await;
+                read.map(|(result, read)| {
+                    *bytes = read;
+                    (!matches!(result, Ok(1..))).then_some(AttemptEnd::ResetBeforeBody)
+                })
+            }
+            // What comes is gathered, and stays there.
+            Source::Stream(reply) => {
+                let gathered = client.during(pin!(reply.wait())).await;
+                gathered.map(|gathered| match gathered {
+                    Gathered::More | Gathered::Whole => None,
+                    Gathered::Failed(end @ (AttemptEnd::Ours | AttemptEnd::StreamRefused)) => {
+                        Some(end)
+                    }
+                    Gathered::Failed(_) => Some(AttemptEnd::ResetBeforeBody),
+                })
+            }
+        };
+        let failure = match end {
+            Ok(None) => return Ok(opened),
+            Ok(Some(end)) => NotOpened::Failed(end, connection),
+            Err(interrupt) => not_opened(NoAnswer::Interrupted(interrupt), connection, client),
+        };
+        opened.source.abandon();
+        Err(failure)
     }
 
     /// Tries one HTTP/1.1 connection.
@@ -347,12 +413,7 @@ impl Attempt {
 
 impl Drop for Attempt {
     fn drop(&mut self) {
-        let metrics = &self.shard.metrics;
-        metrics.engine(self.engine.slot).in_flight.decrement();
-        self.shard.allowances().give_back(self.engine.slot);
-        self.shard.waiting.call();
-        metrics.attempt_ended(self.engine.slot, self.engine.generation, self.outcome);
-        self.measure(|cell| cell.attempt_ended(self.outcome));
+        self.end(self.outcome);
     }
 }
 
@@ -378,36 +439,6 @@ fn connection_of(reused: bool) -> Connection {
     }
 }
 
-/// The outcome that an attempt's end is counted as.
-pub(crate) fn outcome_of(end: AttemptEnd) -> Outcome {
-    match end {
-        AttemptEnd::ConnectRefused | AttemptEnd::TlsFailed => Outcome::ConnectRefused,
-        // It lives, and did not begin: as with 429 and 503, not now.
-        AttemptEnd::StreamRefused => Outcome::Backpressure,
-        AttemptEnd::ConnectTimeout => Outcome::ConnectTimeout,
-        AttemptEnd::ClosedBeforeSend
-        | AttemptEnd::ResetBeforeByte
-        | AttemptEnd::ResetBeforeBody => Outcome::ResetBeforeByte,
-        AttemptEnd::FirstByteTimeout => Outcome::FirstByteTimeout,
-        AttemptEnd::Status(status) => outcome_of_status(status),
-        AttemptEnd::BadHead => Outcome::ServerError,
-        AttemptEnd::MidBody => Outcome::MidStreamReset,
-        AttemptEnd::Stall => Outcome::Stall,
-        AttemptEnd::ClientGone => Outcome::ClientCancel,
-        AttemptEnd::Ours => Outcome::Ours,
-    }
-}
-
-/// The outcome of an answer that arrived whole.
-pub(crate) fn outcome_of_status(status: u16) -> Outcome {
-    match status {
-        429 | 503 => Outcome::Backpressure,
-        400..=499 => Outcome::ClientError,
-        500.. => Outcome::ServerError,
-        _ => Outcome::Success,
-    }
-}
-
 /// Whether a connect failed for want of something on this host, not because of the engine.
 fn is_our_own(error: &io::Error) -> bool {
     matches!(
@@ -419,17 +450,6 @@ fn is_our_own(error: &io::Error) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn every_status_has_its_outcome() {
-        assert_eq!(outcome_of_status(200), Outcome::Success);
-        assert_eq!(outcome_of_status(302), Outcome::Success);
-        assert_eq!(outcome_of_status(400), Outcome::ClientError);
-        assert_eq!(outcome_of_status(429), Outcome::Backpressure);
-        assert_eq!(outcome_of_status(500), Outcome::ServerError);
-        assert_eq!(outcome_of_status(503), Outcome::Backpressure);
-        assert_eq!(outcome_of_status(599), Outcome::ServerError);
-    }
 
     #[test]
     fn want_of_descriptors_is_not_the_engines_fault() {

@@ -382,6 +382,12 @@ impl Body {
             && self.hold.state.get() != State::LetGo
     }
 
+    /// Whether it can be sent a second time while the first runs: an engine has it whole, or it is too
+    /// small ever to be let go.
+    pub(crate) fn can_be_sent_beside(&self) -> bool {
+        self.is_whole() && (self.length <= PIECE || self.hold.state.get() == State::Sent)
+    }
+
     /// It is about to be sent.
     pub(crate) fn begin_send(&self) {
         debug_assert!(self.is_whole(), "what was let go cannot be sent");

@@ -4,6 +4,7 @@
 //! Every wait on the request path goes through [`Client::during`]: whatever it waits for, it ends
 //! as soon as the client leaves, the phase's deadline passes, or the shard's drain is over.
 
+use std::cell::Cell;
 use std::future::poll_fn;
 use std::io;
 use std::pin::{Pin, pin};
@@ -56,6 +57,8 @@ pub(crate) enum Outbound {
     Socket(Rc<Socket>),
     /// An HTTP/2 stream.
     Stream(Rc<AnswerOut>),
+    /// Nobody: it is gone as soon as this says so.
+    Nobody(Rc<Cell<bool>>),
 }
 
 /// Why work for a client was broken off.
@@ -115,6 +118,25 @@ impl Client {
         match &self.outbound {
             Outbound::Socket(socket) => ahead.add(&**socket),
             Outbound::Stream(answer) => ahead.add(&**answer),
+            Outbound::Nobody(_) => {}
+        }
+    }
+
+    /// Nobody, for one of several attempts to wait through. It leaves when `recalled` says so and its
+    /// work is polled again; whoever sets it does that.
+    pub(crate) fn aside(alarms: &Rc<Alarms>, total_due_ns: u64, recalled: Rc<Cell<bool>>) -> Self {
+        Self {
+            inbound: Incoming::Nobody,
+            outbound: Outbound::Nobody(recalled),
+            alarm: alarms.add(),
+            total_due_ns,
+            half_close: true,
+            flow: None,
+            body_ms: u64::MAX / 2_000_000,
+            read_ahead: ReadAhead {
+                bytes: 0,
+                requests: 0,
+            },
         }
     }
 
@@ -183,7 +205,7 @@ impl Client {
                     (Outbound::Socket(_), Incoming::Socket(inbound)) => {
                         inbound.poll_unread(self.half_close, context)
                     }
-                    (Outbound::Socket(_), Incoming::Stream(_)) => Poll::Pending,
+                    _ => Poll::Pending,
                 };
                 gone.map(|()| Some(Interrupt::Gone))
             }
@@ -201,7 +223,9 @@ impl Client {
             (Outbound::Socket(_), Incoming::Socket(inbound)) => {
                 inbound.poll_gone(self.read_ahead, self.half_close, context)
             }
-            (Outbound::Socket(_), Incoming::Stream(_)) => Poll::Pending,
+            (Outbound::Nobody(recalled), _) if recalled.get() => Poll::Ready(()),
+            (Outbound::Nobody(_), _)
+            | (Outbound::Socket(_), Incoming::Stream(_) | Incoming::Nobody) => Poll::Pending,
         }
     }
 
@@ -257,6 +281,7 @@ impl Client {
                 let send = poll_fn(|context| answer.poll_send(&mut rest, ends, context));
                 self.during(pin!(send)).await?.is_ok().then_some(buffer)
             }
+            Outbound::Nobody(_) => None,
         };
         written.ok_or(Interrupt::Gone)
     }
@@ -283,6 +308,7 @@ impl Client {
                     let sent = send.await;
                     sent.map_err(|_| io::ErrorKind::ConnectionReset.into())
                 }
+                Outbound::Nobody(_) => Err(io::ErrorKind::NotConnected.into()),
             }
         });
         poll_fn(|context| {
@@ -311,7 +337,7 @@ impl Client {
     pub(crate) fn break_answer(&self, ends_by_close: bool, reason: Reason) {
         match &self.outbound {
             Outbound::Socket(socket) if ends_by_close => socket.reset_on_close(),
-            Outbound::Socket(_) => {}
+            Outbound::Socket(_) | Outbound::Nobody(_) => {}
             Outbound::Stream(answer) => answer.reset(reason),
         }
     }
@@ -319,7 +345,7 @@ impl Client {
     /// Where a stream's bytes count.
     pub(crate) fn holder(&self) -> Option<Rc<Holder>> {
         match &self.outbound {
-            Outbound::Socket(_) => None,
+            Outbound::Socket(_) | Outbound::Nobody(_) => None,
             Outbound::Stream(answer) => Some(Rc::clone(answer.holder())),
         }
     }
@@ -328,7 +354,7 @@ impl Client {
     pub(crate) fn socket(&self) -> Option<&Rc<Socket>> {
         match &self.outbound {
             Outbound::Socket(socket) => Some(socket),
-            Outbound::Stream(_) => None,
+            Outbound::Stream(_) | Outbound::Nobody(_) => None,
         }
     }
 
@@ -341,7 +367,7 @@ impl Client {
         let limits = HeadLimits::default();
         let parsed = ResponseHead::parse(page, &mut HeadSearch::default(), &limits, false);
         let head = parsed.ok().flatten()?;
-        answer.hold_head(client_response(&head, page, None).ok()?);
+        answer.hold_head(client_response(&head, page, None, None).ok()?);
         Some(page[head.len..].to_vec())
     }
 }

@@ -12,9 +12,10 @@ use std::sync::Arc;
 use h2::Reason;
 use pointsman_shm::signals::Outcome;
 
-use super::attempt::{Attempt, NotOpened, Opened, outcome_of, outcome_of_status};
+use super::attempt::{Attempt, NotOpened, Opened};
 use super::body::Body;
 use super::client::Interrupt;
+use super::engines::EngineView;
 use super::exchange::Answer;
 use super::guarded::guarded;
 use super::meter::Meter;
@@ -25,22 +26,24 @@ use super::stream::{Ending, Stream};
 use super::tally::Tally;
 use super::target::{self, Choice, Target};
 use crate::clock::monotonic_ns;
+use crate::decide::blame::{Blame, blame, outcome_of, outcome_of_status, outcome_of_stream_error};
 use crate::decide::retry::{self, AttemptEnd, Connection, CutOff, Next};
 use crate::decide::select::Tried;
+use crate::decide::why::Why;
 use crate::error::{Error, Result};
 use crate::wire::http1_write::ClientResponse;
 use crate::wire::orca::LoadReport;
 use crate::wire::trailers;
 
 /// Where a request stands in its attempts.
-struct Course<'a> {
-    target: &'a Target,
-    body: &'a Body,
+pub(super) struct Course<'a> {
+    pub(super) target: &'a Target,
+    pub(super) body: &'a Body,
     /// The engine of the next attempt.
-    choice: Choice,
-    tried: Tried,
+    pub(super) choice: Choice,
+    pub(super) tried: Tried,
     /// Another attempt may be remembered, so another attempt may be made.
-    has_room: bool,
+    pub(super) has_room: bool,
     /// An engine that refused a stream was asked once more.
     asked_again: Cell<bool>,
 }
@@ -102,7 +105,7 @@ impl Story<'_> {
     /// The beginning of a request's attempts: its first engine is chosen.
     fn course<'a>(&mut self, target: &'a Target, body: &'a Body) -> Result<Course<'a>> {
         let tried = Tried::default();
-        let choice = target::choose(self.shard, target, &tried)?;
+        let choice = self.choose(target, &tried)?;
         self.count_admitted(&choice, target);
         Ok(Course {
             target,
@@ -119,23 +122,38 @@ impl Story<'_> {
         loop {
             let choice = &course.choice;
             course.has_room = course.tried.push(choice.engine.slot);
+            self.telling
+                .note(|why| why.chosen(&choice.engine.id, choice.via, choice.table));
             let mut attempt = Attempt::start(self.shard, &choice.engine, choice.pair);
             attempt.only_fresh = course.body.flow().is_some();
+            let why = self.shard.config.why.as_ref();
             let secrets = Arc::clone(self.shard.secrets.borrow().current());
             let sending = Sending {
                 head: self.head,
                 bytes: self.bytes,
                 id: &self.id,
                 bearer: secrets.bearer(choice.engine.credential),
+                withheld: why.map(|why| &*why.header),
                 body: course.body,
                 features: self.features,
             };
-            match attempt.open(self.client, &sending).await {
+            let opened = match self.hedge_delay_ns(course) {
+                None => attempt.open(self.client, &sending).await,
+                Some(delay_ns) => {
+                    let opened;
+                    (attempt, opened) = Box::pin(self.hedged(course, attempt, delay_ns)).await;
+                    opened
+                }
+            };
+            match opened {
                 Err(NotOpened::Failed(end, connection)) => {
                     self.go_on(course, attempt, end, connection)?;
                 }
                 // Refused here, so it costs no token: the engine has not been asked.
-                Err(NotOpened::Full) => course.choice = self.elsewhere(course)?,
+                Err(NotOpened::Full) => {
+                    self.telling.note(Why::not_asked);
+                    course.choice = self.elsewhere(course)?;
+                }
                 Err(NotOpened::LetGo) => return Err(Error::EngineReset),
                 Err(NotOpened::Unfit(error)) => return Err(Error::Head(error)),
                 Err(NotOpened::Interrupted(interrupt)) => {
@@ -144,10 +162,12 @@ impl Story<'_> {
                 }
                 Ok(Opened { source, answer, .. }) => {
                     let end = AttemptEnd::Status(answer.head.status);
+                    self.keep_quiet(&attempt, &answer);
                     let connection = connection_of(source.is_reused());
                     if answer.head.status >= 400
                         && let Some(next) = self.next(end, connection, course)
                     {
+                        self.telling.note(|why| why.ended(outcome_of(end)));
                         attempt.set_outcome(outcome_of(end));
                         course.choice = next;
                         continue;
@@ -165,6 +185,22 @@ impl Story<'_> {
         }
     }
 
+    /// Keeps to what an engine asked for when it refused: new requests go elsewhere for a while.
+    pub(super) fn keep_quiet(&self, attempt: &Attempt, answer: &Answer) {
+        if blame(outcome_of_status(answer.head.status)) != Some(Blame::BackPressure) {
+            return;
+        }
+        // As a number: a date means nothing between hosts whose clocks differ.
+        let Some(seconds) = answer.head.retry_after_s else {
+            return;
+        };
+        let EngineView {
+            slot, generation, ..
+        } = *attempt.engine;
+        let mut back_offs = self.shard.back_offs.borrow_mut();
+        back_offs.asked_for_quiet(slot, generation, seconds, monotonic_ns());
+    }
+
     /// After a failed attempt: the next one's engine, where there may be a next one.
     fn go_on(
         &self,
@@ -173,6 +209,7 @@ impl Story<'_> {
         end: AttemptEnd,
         connection: Connection,
     ) -> Result<()> {
+        self.telling.note(|why| why.ended(outcome_of(end)));
         attempt.set_outcome(outcome_of(end));
         drop(attempt);
         let next = self.next(end, connection, course);
@@ -185,8 +222,17 @@ impl Story<'_> {
         if !course.has_room || course.tried.is_full() {
             return Err(Error::EnginesBusy);
         }
-        let choice = target::choose(self.shard, course.target, &course.tried);
+        let choice = self.choose(course.target, &course.tried);
         choice.map_err(|_| Error::EnginesBusy)
+    }
+
+    /// Chooses an engine, and tells who asks which would not be chosen.
+    pub(super) fn choose(&self, target: &Target, tried: &Tried) -> Result<Choice> {
+        self.telling.note(|why| {
+            let (version, refusals) = target::refusals(self.shard, target, tried);
+            why.refused(version, refusals);
+        });
+        target::choose(self.shard, target, tried)
     }
 
     /// The engine of the next attempt, if there may be one: the table allows it, an engine is
@@ -195,7 +241,7 @@ impl Story<'_> {
         let next = retry::next(end, connection, CutOff::Before, self.shard.rules);
         if next != Next::AnotherEngine
             || !course.has_room
-            || course.tried.is_full()
+            || course.tried.len() >= self.shard.config.retry.attempts
             || !course.body.is_whole()
         {
             return None;
@@ -204,20 +250,34 @@ impl Story<'_> {
         if now_ns >= self.client.total_due_ns {
             return None;
         }
-        let choice = match target::choose(self.shard, course.target, &course.tried) {
+        let choice = match self.choose(course.target, &course.tried) {
             Ok(choice) => choice,
             // Nobody else is there. It did not begin on the request, and on another of its
             // connections it may: once, so that a refusal cannot go round.
             Err(_) if end == AttemptEnd::StreamRefused && !course.asked_again.replace(true) => {
-                target::choose(self.shard, course.target, &Tried::default()).ok()?
+                self.choose(course.target, &Tried::default()).ok()?
             }
             Err(_) => return None,
         };
-        if !self.shard.retries.borrow_mut().take(now_ns) {
+        if !self.has_token(course.target, now_ns) {
+            self.shard.metrics.retries_refused.increment();
+            self.telling.note(Why::has_no_token);
             return None;
         }
         self.shard.metrics.retry(outcome_of(end));
         Some(choice)
+    }
+
+    /// Takes the token of one retry: of the class's budget on this shard, else of the process's floor.
+    pub(super) fn has_token(&self, target: &Target, now_ns: u64) -> bool {
+        let shard = self.shard;
+        if !shard.config.retry.budget {
+            return true;
+        }
+        let class = target.class.0;
+        let utilisation = shard.retry_board.utilisation(class);
+        let mut budgets = shard.retries.borrow_mut();
+        budgets.take(class, utilisation, now_ns) || shard.retry_board.borrow_token(utilisation)
     }
 
     /// What is known of an answer before it is relayed.
@@ -247,11 +307,13 @@ impl Story<'_> {
     ) -> std::result::Result<Stream<'b>, AttemptEnd> {
         // Asked for only where there is room: a stream has it always, a sized body never.
         let has_chunks = !self.client.is_stream() && answer.head.framing.may_be_chunked();
+        let why = self.telling.text();
         let response = ClientResponse {
             version: self.head.version,
             keep_alive: passed.keeps,
             takes_trailers: has_chunks && trailers::are_taken(self.head, self.bytes),
             request_id: &self.id,
+            why: why.as_deref(),
         };
         let (shard, target) = (&**self.shard, self.target.as_ref());
         let tally = Tally::new(shard, attempt, target, self.started_ns, passed.status);
@@ -326,7 +388,9 @@ impl Story<'_> {
                 After::Break
             }
             // It has all that there was to have, and cancelled nothing.
-            Ending::Interrupted(Interrupt::Gone) if meter.said_done() => {
+            Ending::Interrupted(Interrupt::Gone)
+                if meter.said_done() || meter.error().is_some() =>
+            {
                 source.abandon();
                 attempt.set_outcome(outcome_of_whole(status, meter));
                 After::Break
@@ -354,7 +418,11 @@ impl Story<'_> {
 
     fn count_admitted(&mut self, choice: &Choice, target: &Target) {
         self.admitted = true;
-        self.shard.retries.borrow_mut().earn();
+        let class = target.class.0;
+        let utilisation = self.shard.retry_board.utilisation(class);
+        let mut budgets = self.shard.retries.borrow_mut();
+        budgets.earn(class, utilisation, self.started_ns);
+        drop(budgets);
         self.count(|cell| {
             cell.admitted(target.priority);
             if choice.table.1 > 0 {
@@ -416,7 +484,7 @@ fn connection_of(reused: bool) -> Connection {
     }
 }
 
-fn outcome_of_interrupt(interrupt: Interrupt) -> Outcome {
+pub(super) fn outcome_of_interrupt(interrupt: Interrupt) -> Outcome {
     match interrupt {
         Interrupt::Gone | Interrupt::BadBody => Outcome::ClientCancel,
         Interrupt::Due => Outcome::FirstByteTimeout,
@@ -424,12 +492,10 @@ fn outcome_of_interrupt(interrupt: Interrupt) -> Outcome {
     }
 }
 
-/// A whole answer may still carry an error inside its stream. One without a code, or with one of
-/// the engine's own, counts against the engine; the client's mistakes do not.
+/// A whole answer may still carry an error inside its stream, and is then what the error is.
 fn outcome_of_whole(status: u16, meter: &Meter) -> Outcome {
     match meter.error() {
         None => outcome_of_status(status),
-        Some(Some(code)) if (400..500).contains(&code) => Outcome::ClientError,
-        Some(_) => Outcome::StreamError,
+        Some(error) => outcome_of_stream_error(error),
     }
 }

@@ -14,6 +14,8 @@ pub(crate) enum Incoming {
     Socket(Inbound),
     /// An HTTP/2 stream: one request's body.
     Stream(Box<BodyIn>),
+    /// Nobody.
+    Nobody,
 }
 
 impl Incoming {
@@ -29,13 +31,14 @@ impl Incoming {
         match self {
             Self::Socket(inbound) => inbound.filled(),
             Self::Stream(body) => body.filled(),
+            Self::Nobody => &[],
         }
     }
 
     /// Trailers that came beside the bytes, as lines; known at the end of a stream.
     pub(crate) fn trailers(&self) -> &[u8] {
         match self {
-            Self::Socket(_) => &[],
+            Self::Socket(_) | Self::Nobody => &[],
             Self::Stream(body) => body.trailers(),
         }
     }
@@ -45,6 +48,7 @@ impl Incoming {
         match self {
             Self::Socket(inbound) => inbound.consume(count),
             Self::Stream(body) => body.consume(count),
+            Self::Nobody => {}
         }
     }
 
@@ -52,7 +56,7 @@ impl Incoming {
     pub(crate) fn shrink(&mut self) {
         match self {
             Self::Socket(inbound) => inbound.shrink(),
-            Self::Stream(_) => {}
+            Self::Stream(_) | Self::Nobody => {}
         }
     }
 
@@ -60,7 +64,7 @@ impl Incoming {
     pub(crate) fn release(&mut self) {
         match self {
             Self::Socket(inbound) => inbound.release(),
-            Self::Stream(_) => {}
+            Self::Stream(_) | Self::Nobody => {}
         }
     }
 
@@ -69,6 +73,7 @@ impl Incoming {
         match self {
             Self::Socket(inbound) => inbound.poll_fill(limit, context),
             Self::Stream(body) => body.poll_fill(context),
+            Self::Nobody => Poll::Pending,
         }
     }
 
@@ -83,6 +88,7 @@ impl Incoming {
         match self {
             Self::Socket(inbound) => inbound.poll_take(take, room, context),
             Self::Stream(body) => body.poll_fill(context),
+            Self::Nobody => Poll::Pending,
         }
     }
 }

@@ -8,7 +8,7 @@
 use super::ahead::Ahead;
 use crate::wire::framing::ResponseFraming;
 use crate::wire::response_head::ResponseHead;
-use crate::wire::sse::{SseSniffer, Usage, usage_of_body};
+use crate::wire::sse::{SseSniffer, StreamError, Usage, usage_of_body};
 
 /// The measurements of one answer.
 pub(crate) struct Meter {
@@ -23,7 +23,7 @@ pub(crate) struct Meter {
     gap_count: u64,
     gap_sum_us: u64,
     usage: Option<Usage>,
-    error: Option<Option<u16>>,
+    error: Option<StreamError>,
     /// The event that says that nothing follows has passed.
     said_done: bool,
 }
@@ -121,7 +121,7 @@ impl Meter {
                     self.usage = Some(merged(self.usage.unwrap_or_default(), usage));
                 }
                 if let Some(error) = event.error {
-                    self.error.get_or_insert(error.code);
+                    self.error.get_or_insert(error);
                 }
                 self.said_done |= event.done;
             }),
@@ -179,8 +179,8 @@ impl Meter {
         !self.said_done && self.error.is_none() && !sniffer.is_off() && !sniffer.holds_done()
     }
 
-    /// An error that the engine reported inside the stream: its code, where it has one.
-    pub(crate) fn error(&self) -> Option<Option<u16>> {
+    /// The first error that the engine reported inside the stream.
+    pub(crate) fn error(&self) -> Option<StreamError> {
         self.error
     }
 

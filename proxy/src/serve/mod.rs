@@ -21,6 +21,7 @@ mod flow;
 mod forward;
 mod guarded;
 mod h2;
+mod hedge;
 mod holder;
 mod inbound;
 mod incoming;
@@ -45,6 +46,7 @@ pub(crate) mod tls;
 mod turn;
 mod upload;
 mod waiting;
+mod why;
 
 #[cfg(any(test, fuzzing))]
 pub use h2::{operate_as_client, operate_as_server};

@@ -29,6 +29,8 @@ pub(crate) struct Sending<'a> {
     pub(crate) id: &'a RequestId,
     /// Bearer token of the engine's credential.
     pub(crate) bearer: Option<&'a [u8]>,
+    /// A header of it that is for us alone.
+    pub(crate) withheld: Option<&'a str>,
     /// Its body.
     pub(crate) body: &'a Body,
     /// What its body asks for.
@@ -52,6 +54,7 @@ impl<'a> Sending<'a> {
             framing: body.framing(),
             bearer: self.bearer,
             request_id: self.id,
+            withheld: self.withheld,
         };
         write_request(&mut out, self.head, self.bytes, &request);
         if is_apart {
@@ -87,6 +90,7 @@ impl<'a> Sending<'a> {
             },
             bearer: self.bearer,
             request_id: self.id,
+            withheld: self.withheld,
         };
         Some(engine_request(self.head, self.bytes, &request))
     }

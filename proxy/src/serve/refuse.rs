@@ -42,10 +42,16 @@ impl Story<'_> {
         let keeps = self.may_keep() && !error.closes_client();
         let mut out = self.shard.buffers.take();
         let retry_after_s = retry_after_s(self.shard, error);
+        let why = self.telling.text();
+        let context = AnswerContext {
+            why: why.as_deref(),
+            ..self.context(!keeps)
+        };
+        let message = error.to_string();
         write_error(
             &mut out,
-            &answer_of(error, &error.to_string(), retry_after_s),
-            &self.context(!keeps),
+            &answer_of(error, &message, retry_after_s),
+            &context,
         );
         self.client.alarm.set(self.write_due_ns());
         let written = self.client.write_last(out).await;
@@ -70,6 +76,7 @@ pub(super) async fn refuse_head(shard: &Shard, client: &mut Client, error: &Erro
         close: true,
         head_only: false,
         request_id: b"",
+        why: None,
     };
     let answer_text = error.to_string();
     write_error(

@@ -24,6 +24,7 @@ use super::models;
 use super::shard::Shard;
 use super::target::{self, Asked, Target};
 use super::upload::{Scan, Upload};
+use super::why::Telling;
 use crate::clock::monotonic_ns;
 use crate::error::{Error, Result};
 use crate::wire::answer::{AnswerContext, write_page};
@@ -47,6 +48,8 @@ pub(crate) struct Story<'a> {
     pub(super) target: Option<Target>,
     /// What its body asks for.
     pub(super) features: Features,
+    /// What its client is told about its way.
+    pub(super) telling: Telling,
     /// It was admitted, so it is not counted as shed whatever happens to it.
     pub(super) admitted: bool,
 }
@@ -98,6 +101,7 @@ pub(crate) async fn run(
         flow: None,
         target: None,
         features: Features::default(),
+        telling: Telling::of(shard, head, bytes),
         admitted: false,
         client,
     };
@@ -206,10 +210,17 @@ impl Story<'_> {
             random: self.shard.random.borrow_mut().random(),
         };
         let target = target::classify(self.shard, &asked)?;
-        self.target = Some(target);
-        self.count(|cell| cell.offered(target.priority));
-        target::admit(self.shard, &target)?;
+        self.offer(target)?;
         Ok((target, body))
+    }
+
+    /// Counts a request whose class is known as demand, and admits it or not.
+    fn offer(&mut self, target: Target) -> Result<()> {
+        self.target = Some(target);
+        self.telling.classified(self.shard, &target);
+        self.shard.metrics.offered(target.class);
+        self.count(|cell| cell.offered(target.priority));
+        target::admit(self.shard, &target)
     }
 
     /// What a request says whose model stands in a header.
@@ -247,9 +258,7 @@ impl Story<'_> {
             random: self.shard.random.borrow_mut().random(),
         };
         let target = target::classify(self.shard, &asked)?;
-        self.target = Some(target);
-        self.count(|cell| cell.offered(target.priority));
-        target::admit(self.shard, &target)?;
+        self.offer(target)?;
         self.refuse_early(&target)?;
         let expects = self.head.expects_continue;
         if claimed <= WINDOW && self.head.framing != RequestFraming::Chunked {
@@ -315,6 +324,7 @@ impl Story<'_> {
             close,
             head_only: self.head.method == Method::Head,
             request_id: self.id.as_bytes(),
+            why: None,
         }
     }
 

@@ -28,7 +28,8 @@ use crate::decide::allowance::{Allowances, ShardAllowances};
 use crate::decide::back_off::BackOffs;
 use crate::decide::guard::GuardTable;
 use crate::decide::rates::Rates;
-use crate::decide::retry::{BudgetLimits, RetryBudget, RetryRules};
+use crate::decide::retry::RetryRules;
+use crate::decide::retry_budget::{RetryBoard, RetryBudgets};
 use crate::decide::tenants::Tenants;
 use crate::driver::ShardContext;
 use crate::driver::listen::Listener;
@@ -68,8 +69,10 @@ pub(crate) struct Shard {
     pub(crate) rates: Arc<Rates>,
     /// Who asks how much of them.
     pub(crate) tenants: Arc<Tenants>,
-    /// This shard's retry budget.
-    pub(crate) retries: RefCell<RetryBudget>,
+    /// This shard's retry budgets.
+    pub(crate) retries: RefCell<RetryBudgets>,
+    /// How full engines are, and the process's floor of retries.
+    pub(crate) retry_board: Arc<RetryBoard>,
     /// What may be retried.
     pub(crate) rules: RetryRules,
     /// What this host proves itself with, and whom it trusts.
@@ -154,11 +157,6 @@ impl Shard {
     fn new(context: ShardContext) -> (Self, Vec<Listener>) {
         let config = context.config;
         let (limits, timeouts) = (&config.limits, &config.timeouts);
-        let now_ns = monotonic_ns();
-        let budget = BudgetLimits {
-            shards: config.shards,
-            ..BudgetLimits::default()
-        };
         let shard = Self {
             signals: RefCell::new(context.signals),
             policy: RefCell::new(context.policy),
@@ -173,8 +171,9 @@ impl Shard {
             load: context.load,
             rates: context.rates,
             tenants: context.tenants,
-            retries: RefCell::new(RetryBudget::new(budget, now_ns)),
-            rules: RetryRules::default(),
+            retries: RefCell::default(),
+            retry_board: context.retry_board,
+            rules: config.retry.rules,
             pools: Pools::new(limits.engine_idle, Arc::clone(&context.metrics)),
             pools2: EnginePools2::new(Rules::of(&config), Arc::clone(&context.metrics)),
             metrics: context.metrics,

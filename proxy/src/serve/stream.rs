@@ -126,7 +126,7 @@ impl<'a> Stream<'a> {
             }
             Outbound::Stream(stream) => {
                 let id = Some(response.request_id);
-                match client_response(&answer.head, &answer.bytes, id) {
+                match client_response(&answer.head, &answer.bytes, id, response.why) {
                     Ok(head) => stream.hold_head(head),
                     Err(_) => {
                         buffers.put(answer.bytes);
@@ -137,6 +137,10 @@ impl<'a> Stream<'a> {
                 // A stream takes what the oldest clients take: bytes without framing.
                 let relay = Relay::new(answer.head.framing, Version::Http10);
                 BodyRelay::new(relay, false, nominated)
+            }
+            Outbound::Nobody(_) => {
+                debug_assert!(false, "an answer goes to somebody");
+                return Err(AttemptEnd::Ours);
             }
         };
         let begun_ns = answer.sent_ns.unwrap_or_else(monotonic_ns);

@@ -17,8 +17,9 @@ use crate::decide::back_off::BackOffs;
 use crate::decide::classify::{Classified, Question};
 use crate::decide::key::{AffinityKey, KeyKind, KeySources};
 use crate::decide::rates::RateKey;
-use crate::decide::select::{self, Guards, Refused, Tried, Via, select};
+use crate::decide::select::{self, Guards, Refusal, Refused, Tried, Via, select};
 use crate::decide::tenants::Tenant;
+use crate::decide::why::Refusals;
 use crate::error::{Error, Result};
 use crate::policy::Adopted;
 use crate::wire::json::BodyFacts;
@@ -35,6 +36,8 @@ pub(crate) struct Target {
     pub(crate) tenant: Option<Tenant>,
     /// Its affinity key.
     pub(crate) key: AffinityKey,
+    /// Position of its route, in the policy that classified it.
+    pub(crate) route: u16,
 }
 
 /// The engine of one attempt.
@@ -47,6 +50,10 @@ pub(crate) struct Choice {
     pub(crate) table: (u32, u32),
     /// Work the request brings, milli engine-seconds of the reference engine.
     pub(crate) work_milli: u64,
+    /// How it was found.
+    pub(crate) via: Via,
+    /// When its first token is predicted, the way there and back included, milliseconds.
+    pub(crate) predicted_ttft_ms: f64,
     /// A conversation that is not where its key belongs.
     pub(crate) moved: bool,
 }
@@ -79,8 +86,8 @@ pub(crate) fn classify(shard: &Shard, asked: &Asked<'_>) -> Result<Target> {
         body_bytes: asked.body_bytes as u64,
         has_header: &|name, value| asked.head.has_header(asked.bytes, name, value),
     };
-    let route = match adopted.index.routes.classify(&adopted.policy, &question) {
-        Classified::Route(position) => &adopted.policy.routes[usize::from(position)],
+    let (position, route) = match adopted.index.routes.classify(&adopted.policy, &question) {
+        Classified::Route(position) => (position, &adopted.policy.routes[usize::from(position)]),
         Classified::NoRoute | Classified::UnknownModel => {
             return Err(Error::ModelNotFound {
                 model: model.to_owned(),
@@ -102,6 +109,7 @@ pub(crate) fn classify(shard: &Shard, asked: &Asked<'_>) -> Result<Target> {
         priority: priority.unwrap_or(route.default_priority),
         tenant: tenant_of(shard, asked, sender),
         key,
+        route: position,
     })
 }
 
@@ -193,14 +201,56 @@ pub(crate) fn choose(shard: &Shard, target: &Target, tried: &Tried) -> Result<Ch
     let place = adopted.index.place_of(position, selection.engine);
     let class = &adopted.policy.classes[usize::from(position)];
     let eligible = &class.eligible[usize::from(place.ok_or(Error::NoEligibleEngine)?)];
+    let of = |one: &pointsman_shm::policy::Engine| one.slot;
+    let known = &adopted.policy.engines;
+    let at = known.binary_search_by_key(&selection.engine, of);
+    let network_ms = at.map_or(0.0, |at| known[at].network_ms);
     Ok(Choice {
         engine: Rc::clone(engine),
         pair: (eligible.pair, eligible.pair_generation),
         table: (selection.table_slot, selection.table_len),
         // A negative or absurd product cannot leave a decoded policy; the cast saturates.
         work_milli: (eligible.work * 1_000.0) as u64,
+        via: selection.via,
+        predicted_ttft_ms: eligible.planned_ttft_ms + network_ms,
         moved: target.key.kind != KeyKind::Random && selection.via != Via::Table,
     })
+}
+
+/// Names of a request's route and class, as long as the policy is the one that classified it.
+pub(crate) fn names(shard: &Shard, target: &Target) -> Option<(String, String)> {
+    let policy = shard.policy.borrow();
+    let adopted = policy.current()?;
+    let route = adopted.policy.routes.get(usize::from(target.route))?;
+    let class = &adopted.policy.classes[usize::from(position_of(adopted, target)?)];
+    Some((route.name.clone(), class.name.clone()))
+}
+
+/// The policy's version, and the engines that would not take the next attempt now.
+pub(crate) fn refusals(shard: &Shard, target: &Target, tried: &Tried) -> (u64, Refusals) {
+    let mut refusals = Refusals::default();
+    let policy = shard.policy.borrow();
+    let Some(adopted) = policy.current() else {
+        return (0, refusals);
+    };
+    let mut guards = Guards {
+        words: &shard.guard,
+        back_offs: &mut shard.back_offs.borrow_mut(),
+        now_ns: monotonic_ns(),
+        allowances: shard.allowances(),
+    };
+    let position = position_of(adopted, target).unwrap_or(u16::MAX);
+    let (index, key) = (&adopted.index, target.key.hash);
+    for (slot, refusal) in select::refusals(index, position, key, &mut guards, tried) {
+        let engines = &adopted.policy.engines;
+        // Where it was tried, and how that ended, is told apart.
+        if refusal != Refusal::Tried
+            && let Ok(at) = engines.binary_search_by_key(&slot, |engine| engine.slot)
+        {
+            refusals.add(&engines[at].id, refusal);
+        }
+    }
+    (adopted.policy.version, refusals)
 }
 
 fn position_of(adopted: &Adopted, target: &Target) -> Option<u16> {

@@ -129,7 +129,7 @@ impl Upload {
     /// The trailers behind the body, as lines; known at its end. They have a bound of their own.
     pub(crate) fn trailers<'a>(&'a self, inbound: &'a Incoming) -> &'a [u8] {
         match inbound {
-            Incoming::Stream(_) => inbound.trailers(),
+            Incoming::Stream(_) | Incoming::Nobody => inbound.trailers(),
             Incoming::Socket(_) => self.chunks.trailers(),
         }
     }

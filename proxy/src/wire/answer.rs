@@ -2,6 +2,7 @@
 
 use std::io::Write as _;
 
+use crate::decide::why::HEADER as WHY;
 use crate::wire::head::Version;
 
 /// The interim answer to `Expect: 100-continue`.
@@ -37,6 +38,8 @@ pub struct AnswerContext<'a> {
     pub head_only: bool,
     /// Value of `x-request-id`; empty for none.
     pub request_id: &'a [u8],
+    /// Value of `x-pointsman-why`, for a client that may ask.
+    pub why: Option<&'a str>,
 }
 
 /// Appends the whole error answer to `out`.
@@ -130,10 +133,20 @@ fn write(
         out.extend_from_slice(context.request_id);
         out.extend_from_slice(b"\r\n");
     }
+    write_why(out, context.why);
     out.extend_from_slice(connection_line(context.version, !context.close));
     out.extend_from_slice(b"\r\n");
     if !context.head_only {
         out.extend_from_slice(page.body);
+    }
+}
+
+/// The line that tells a request's way, where its client may ask.
+pub(crate) fn write_why(out: &mut Vec<u8>, why: Option<&str>) {
+    if let Some(why) = why {
+        for part in [WHY, ": ", why, "\r\n"] {
+            out.extend_from_slice(part.as_bytes());
+        }
     }
 }
 
@@ -179,6 +192,7 @@ mod tests {
         close: false,
         head_only: false,
         request_id: b"id-1",
+        why: None,
     };
 
     #[test]
@@ -198,6 +212,7 @@ mod tests {
             &answer,
             &AnswerContext {
                 close: true,
+                why: Some("policy=7"),
                 ..CONTEXT
             },
         );
@@ -206,7 +221,7 @@ mod tests {
         let expected = format!(
             "HTTP/1.1 503 Service Unavailable\r\ncontent-type: application/json\r\n\
              content-length: {}\r\nretry-after: 2\r\nx-request-id: id-1\r\n\
-             connection: close\r\n\r\n{body}",
+             x-pointsman-why: policy=7\r\nconnection: close\r\n\r\n{body}",
             body.len()
         );
         assert_eq!(String::from_utf8(out).unwrap(), expected);

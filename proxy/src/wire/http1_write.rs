@@ -4,7 +4,7 @@
 //! left out and written anew. So exactly one framing line, one `Host` and one `x-request-id`
 //! leave, whatever came.
 
-use crate::wire::answer::connection_line;
+use crate::wire::answer::{connection_line, write_why};
 use crate::wire::field::{Field, Meaning};
 use crate::wire::framing::{RequestFraming, ResponseFraming};
 use crate::wire::head::{Span, Version};
@@ -23,6 +23,8 @@ pub struct EngineRequest<'a> {
     pub bearer: Option<&'a [u8]>,
     /// The one `x-request-id`.
     pub request_id: &'a RequestId,
+    /// A header of the client's that is for us alone, in lower case.
+    pub withheld: Option<&'a str>,
 }
 
 /// What a forwarded response head takes from the client's connection and from us.
@@ -36,6 +38,8 @@ pub struct ClientResponse<'a> {
     pub takes_trailers: bool,
     /// The one `x-request-id`.
     pub request_id: &'a RequestId,
+    /// Value of `x-pointsman-why`, for a client that may ask.
+    pub why: Option<&'a str>,
 }
 
 /// How body bytes go from the engine to the client.
@@ -95,7 +99,9 @@ pub fn write_request(
     out.extend_from_slice(engine.authority.as_bytes());
     out.extend_from_slice(b"\r\n");
     for field in &head.fields {
-        if field.meaning.goes_to_engine(engine.bearer.is_some()) {
+        if field.meaning.goes_to_engine(engine.bearer.is_some())
+            && !is_withheld(field, buffer, engine.withheld)
+        {
             copy_line(out, buffer, field);
         }
     }
@@ -134,6 +140,7 @@ pub fn write_response(
         }
     }
     write_request_id(out, client.request_id);
+    write_why(out, client.why);
     match relay {
         Relay::Sized(length) => write_length(out, length),
         Relay::Chunked | Relay::WrapInChunks => out.extend_from_slice(CHUNKED_LINE),
@@ -232,6 +239,11 @@ fn copy_line(out: &mut Vec<u8>, buffer: &[u8], field: &Field) {
     out.extend_from_slice(b"\r\n");
 }
 
+/// Whether a field is the one that goes no further than here.
+pub(crate) fn is_withheld(field: &Field, buffer: &[u8], withheld: Option<&str>) -> bool {
+    withheld.is_some_and(|name| field.name.of(buffer).eq_ignore_ascii_case(name.as_bytes()))
+}
+
 fn write_request_id(out: &mut Vec<u8>, id: &RequestId) {
     out.extend_from_slice(b"x-request-id: ");
     out.extend_from_slice(id.as_bytes());
@@ -290,6 +302,7 @@ mod tests {
             framing,
             bearer,
             request_id: &id,
+            withheld: Some("x-secret"),
         };
         let mut out = Vec::new();
         write_request(&mut out, &head, text.as_bytes(), &engine);
@@ -304,6 +317,7 @@ mod tests {
             keep_alive: true,
             takes_trailers: false,
             request_id: &id,
+            why: None,
         };
         let mut out = Vec::new();
         let relay = write_response(&mut out, &head, text.as_bytes(), &client);
@@ -321,6 +335,16 @@ mod tests {
             assert_eq!(decimal, format!("{number}").into_bytes());
             assert_eq!(hex, format!("{number:x}").into_bytes());
         }
+    }
+
+    #[test]
+    fn a_line_that_is_for_us_goes_no_further() {
+        let text =
+            "GET / HTTP/1.1\r\nHost: h\r\nx-request-id: i\r\nX-Secret: s\r\nx-secrets: t\r\n\r\n";
+        assert_eq!(
+            forwarded(text, RequestFraming::None, None),
+            "GET / HTTP/1.1\r\nhost: e:1\r\nx-secrets: t\r\nx-request-id: i\r\n\r\n"
+        );
     }
 
     #[test]

@@ -10,15 +10,18 @@ use http::header::{CONTENT_LENGTH, HeaderName, HeaderValue};
 use http::uri::{Authority, PathAndQuery, Scheme};
 use http::{HeaderMap, Request, Response, StatusCode, Uri};
 
+use crate::decide::why;
 use crate::wire::field::{Field, Meaning};
 use crate::wire::framing::ResponseFraming;
 use crate::wire::head::HeadError;
-use crate::wire::http1_write::RequestId;
+use crate::wire::http1_write::{RequestId, is_withheld};
 use crate::wire::request_head::RequestHead;
 use crate::wire::response_head::ResponseHead;
 
 /// The name of the one request id.
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+/// The name of what a trusted client is told.
+const WHY: HeaderName = HeaderName::from_static(why::HEADER);
 
 /// What a forwarded request takes from the engine and from us.
 #[derive(Clone, Copy, Debug)]
@@ -33,6 +36,8 @@ pub struct EngineRequest2<'a> {
     pub bearer: Option<&'a [u8]>,
     /// The one `x-request-id`.
     pub request_id: &'a RequestId,
+    /// A header of the client's that is for us alone, in lower case.
+    pub withheld: Option<&'a str>,
 }
 
 /// Writes a client's request as the text of an HTTP/1.1 head.
@@ -113,7 +118,9 @@ pub fn engine_request(
     let headers = request.headers_mut();
     headers.reserve(head.fields.len() + 3);
     for field in &head.fields {
-        if field.meaning.goes_to_engine(engine.bearer.is_some()) {
+        if field.meaning.goes_to_engine(engine.bearer.is_some())
+            && !is_withheld(field, buffer, engine.withheld)
+        {
             append(headers, buffer, field)?;
         }
     }
@@ -130,7 +137,7 @@ pub fn engine_request(
     Ok(request)
 }
 
-/// An answer as it goes to a client. `buffer` is what `head` was parsed from; an answer of our own
+/// An answer as it goes to a client, with `why` where it may ask. `buffer` is what `head` was parsed from; an answer of our own
 /// has its request's id among its fields already.
 ///
 /// # Errors
@@ -139,6 +146,7 @@ pub fn client_response(
     head: &ResponseHead,
     buffer: &[u8],
     request_id: Option<&RequestId>,
+    why: Option<&str>,
 ) -> Result<Response<()>, HeadError> {
     let mut response = Response::new(());
     *response.status_mut() = StatusCode::from_u16(head.status).map_err(|_| HeadError::Status)?;
@@ -157,6 +165,10 @@ pub fn client_response(
     }
     if let Some(id) = request_id {
         headers.append(REQUEST_ID, id_value(id)?);
+    }
+    if let Some(why) = why {
+        let value = HeaderValue::from_str(why).map_err(|_| HeadError::Header)?;
+        headers.append(WHY, value);
     }
     Ok(response)
 }
@@ -255,6 +267,7 @@ mod tests {
             length: Some(7),
             bearer: Some(b"secret"),
             request_id: &id,
+            withheld: None,
         };
         let request = engine_request(&head, text, &engine).unwrap();
         assert_eq!(request.uri(), "http://e:1/?q");
@@ -283,7 +296,7 @@ mod tests {
         let head = ResponseHead::parse(text, &mut search, &limits, false)
             .unwrap()
             .unwrap();
-        let response = client_response(&head, text, Some(&RequestId::made(0))).unwrap();
+        let response = client_response(&head, text, Some(&RequestId::made(0)), None).unwrap();
         let (parts, ()) = response.into_parts();
         let mut out = Vec::new();
         response_text(&mut out, parts.status, &parts.headers);

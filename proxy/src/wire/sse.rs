@@ -66,15 +66,6 @@ pub struct StreamError {
     pub code: Option<u16>,
 }
 
-impl StreamError {
-    /// Whether it speaks against the engine: a code of 500 and more, or none. The others are the
-    /// request's own fault.
-    #[must_use]
-    pub fn is_engines(self) -> bool {
-        self.code.is_none_or(|code| code >= 500)
-    }
-}
-
 impl SseSniffer {
     /// A sniffer at the start of a body.
     #[must_use]

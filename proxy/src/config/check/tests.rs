@@ -329,6 +329,61 @@ fn a_bearer_file_is_read_and_never_shown() {
 }
 
 #[test]
+fn who_may_ask_why_is_checked_and_the_secret_never_shown() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("secret");
+    let text = format!(
+        "{SHORT}[why]\nheader = \"X-Ops\"\nsecret_file = \"{}\"\n",
+        file.display()
+    );
+    std::fs::write(&file, "a-secret-of-16-b\n").unwrap();
+    let config = parsed(&text).unwrap();
+    assert!(!format!("{config:?}").contains("a-secret"));
+    let why = config.why.unwrap();
+    assert_eq!(why.header, "x-ops");
+    assert!(why.secret.is(b"a-secret-of-16-b"));
+    for wrong in [
+        &b""[..],
+        b"a-secret-of-16-B",
+        b"a-secret-of-16-",
+        b"a-secret-of-16-bb",
+    ] {
+        assert!(!why.secret.is(wrong));
+    }
+    std::fs::write(&file, "a-secret-of-15-").unwrap();
+    let text = complaint(&text);
+    assert!(text.contains(": `why.secret_file` is `"), "{text}");
+    assert!(text.ends_with("it has 15 bytes, at least 16"), "{text}");
+    assert!(!text.contains("a-secret"), "{text}");
+    assert!(complaint(&format!("{SHORT}[why]\nheader = \"x\"\n")).contains("secret_file"));
+}
+
+#[test]
+fn retries_are_as_documented_unless_set() {
+    let rules = |after_send, on_error| RetryRules {
+        after_send,
+        on_error,
+    };
+    let expected = Retry {
+        rules: rules(true, false),
+        attempts: 8,
+        budget: true,
+    };
+    assert_eq!(parsed(SHORT).unwrap().retry, expected);
+    let table = "[retry]\nafter_send = false\non_error = true\nattempts = 3\nbudget = false\n";
+    let expected = Retry {
+        rules: rules(false, true),
+        attempts: 3,
+        budget: false,
+    };
+    assert_eq!(parsed(&format!("{SHORT}{table}")).unwrap().retry, expected);
+    assert_eq!(
+        complaint(&format!("{SHORT}[retry]\nattempts = 9\n")),
+        "proxy.toml:4: `retry.attempts` is `9`; allowed: 1 to 8"
+    );
+}
+
+#[test]
 fn credential_files_must_be_there_and_come_in_pairs() {
     let text = complaint(&format!(
         "{SHORT}[credentials.gpu]\nca = \"/nowhere/ca.pem\"\n"

@@ -342,6 +342,54 @@ fn tried_engines_are_left_out_until_none_is_left() {
 }
 
 #[test]
+fn who_would_not_take_a_key_is_told_with_the_cause() {
+    let all = [
+        (3, 0.25),
+        (5, 0.25),
+        (9, 0.125),
+        (11, 0.125),
+        (12, 0.125),
+        (13, 0.125),
+    ];
+    let mut world = World::of(&all);
+    world.policy.engines[5].state = PlannedState::Draining;
+    world.index = PolicyIndex::build(&world.policy, &|_| true);
+    world.guard(3, |state| state.out = true);
+    world.guard(5, |state| state.over_allowance = true);
+    world.guard(9, |state| state.penalty = 1.0);
+    world
+        .back_offs
+        .failed(EngineSlot(11), Generation(1), world.now_ns);
+    let told = |world: &mut World| {
+        let mut guards = Guards {
+            words: &world.words,
+            back_offs: &mut world.back_offs,
+            allowances: world.allowances.shard(0),
+            now_ns: world.now_ns,
+        };
+        let refusals = refusals(&world.index, 0, 7, &mut guards, &world.tried);
+        let told = refusals
+            .iter()
+            .map(|(engine, refusal)| (engine.0, refusal.label()));
+        told.collect::<Vec<_>>()
+    };
+    let mut expected = vec![
+        (3, "out"),
+        (5, "over_allowance"),
+        (9, "penalised"),
+        (11, "backed_off"),
+        (13, "draining"),
+    ];
+    assert_eq!(told(&mut world), expected);
+    // Who is left is who is chosen; once tried it is one more, and nobody is.
+    assert_eq!(world.engine(7), 12);
+    assert!(world.tried.push(EngineSlot(12)));
+    expected.insert(4, (12, "tried"));
+    assert_eq!(told(&mut world), expected);
+    assert!(world.select(7).is_err());
+}
+
+#[test]
 fn e13_a_backed_off_engine_is_skipped_and_then_tried_by_one_request() {
     let mut world = World::of(&[(1, 1.0), (2, 0.0)]);
     world

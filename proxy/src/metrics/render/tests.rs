@@ -245,7 +245,7 @@ fn values_are_summed_over_shards() {
         value("pointsman_proxy_engine_in_flight", &[("engine", "e")]),
         Some(2.0)
     );
-    let attempts = [("engine", "e"), ("outcome", "success")];
+    let attempts = [("engine", "e"), ("outcome", "success"), ("blame", "nobody")];
     assert_eq!(
         value("pointsman_proxy_attempts_total", &attempts),
         Some(2.0)

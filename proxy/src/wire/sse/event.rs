@@ -267,21 +267,52 @@ fn number(value: &[u8]) -> Option<u64> {
     (digits > 0).then(|| value[..digits].iter().try_fold(0, add))?
 }
 
-/// The code of an error event, in the shapes engines use. Errors are rare: here a value is built.
+/// The code of an error event, in the shapes engines use: a number, or a name that stands for one.
+/// Errors are rare: here a value is built.
 fn error_code(data: &[u8]) -> Option<u16> {
     let value = small_json::parse(data)?;
     let error = &value["error"];
     let nested = &value["response"]["error"];
-    [
+    let numbers = [
         &error["code"],
         &error["status"],
         &nested["code"],
         &value["code"],
         &value["status"],
-    ]
-    .into_iter()
-    .find_map(|code| {
+    ];
+    let number = numbers.into_iter().find_map(|code| {
         let number = code.as_u64().or_else(|| code.as_str()?.parse().ok())?;
         u16::try_from(number).ok()
+    });
+    let names = [
+        &error["code"],
+        &error["type"],
+        &nested["code"],
+        &nested["type"],
+        &value["code"],
+        &value["type"],
+    ];
+    number.or_else(|| {
+        let mut names = names.into_iter().filter_map(|name| name.as_str());
+        names.find_map(code_of_name)
     })
+}
+
+/// The status that an error's name stands for, in the words of the OpenAI and Anthropic APIs.
+fn code_of_name(name: &str) -> Option<u16> {
+    match name {
+        "invalid_request_error"
+        | "context_length_exceeded"
+        | "invalid_prompt"
+        | "content_policy_violation" => Some(400),
+        "authentication_error" | "invalid_api_key" => Some(401),
+        "permission_error" => Some(403),
+        "not_found_error" | "model_not_found" => Some(404),
+        "request_too_large" => Some(413),
+        "rate_limit_error" | "rate_limit_exceeded" | "insufficient_quota" => Some(429),
+        "server_error" | "api_error" | "internal_error" | "internal_server_error" => Some(500),
+        "overloaded_error" | "service_unavailable" | "server_overloaded" => Some(503),
+        "timeout_error" => Some(504),
+        _ => None,
+    }
 }

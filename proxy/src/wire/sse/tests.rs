@@ -184,7 +184,7 @@ fn a12_errors_inside_a_stream() {
         one(failed),
         Event {
             done: true,
-            ..with(None)
+            ..with(Some(500))
         }
     );
     assert_eq!(one("{\"error\":null,\"delta\":{}}"), NOTHING);
@@ -192,8 +192,30 @@ fn a12_errors_inside_a_stream() {
         one("{\"delta\":{\"content\":\"{\\\"error\\\":{}}\"}}"),
         DELTA
     );
-    let engines = |code| StreamError { code }.is_engines();
-    assert!(engines(None) && engines(Some(500)) && !engines(Some(400)));
+}
+
+#[test]
+fn an_error_without_a_number_has_the_one_of_its_name() {
+    let code = |error: &str| one(&format!("{{\"error\":{error}}}")).error.unwrap().code;
+    let rows = [
+        (r#"{"code":"rate_limit_exceeded"}"#, Some(429)),
+        (r#"{"type":"rate_limit_error","code":null}"#, Some(429)),
+        (r#"{"type":"overloaded_error","message":"x"}"#, Some(503)),
+        (r#"{"type":"invalid_request_error"}"#, Some(400)),
+        (r#"{"code":"context_length_exceeded"}"#, Some(400)),
+        (r#"{"type":"server_error","code":"unheard_of"}"#, Some(500)),
+        (r#"{"type":"BadRequestError","code":400}"#, Some(400)),
+        (
+            r#"{"type":"invalid_request_error","code":"500"}"#,
+            Some(500),
+        ),
+        (r#"{"type":"unheard_of"}"#, None),
+    ];
+    for (error, expected) in rows {
+        assert_eq!(code(error), expected, "{error}");
+    }
+    let messages = r#"{"type":"error","error":{"type":"overloaded_error"}}"#;
+    assert_eq!(one(messages).error.unwrap().code, Some(503));
 }
 
 #[test]
