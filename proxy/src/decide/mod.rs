@@ -6,10 +6,12 @@
 pub mod admit;
 pub mod back_off;
 pub mod classify;
+pub mod expect;
 pub mod guard;
 pub mod index;
 pub mod key;
 pub mod mix;
+pub mod penalty;
 pub mod retry;
 pub mod select;
 #[cfg(test)]
