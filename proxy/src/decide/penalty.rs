@@ -206,7 +206,12 @@ impl Standing {
     ) -> Option<Action> {
         let on_probation = self.course.on_probation();
         let finding = self.evidence.weigh(&member.seen, usual, on_probation, dt_s);
-        self.scale = usual.levels[Signal::FirstToken as usize].unwrap_or(0.0);
+        let level = usual.levels[Signal::FirstToken as usize].unwrap_or(0.0);
+        // A measured prediction is a promise: nobody is late for being slower than faster peers.
+        self.scale = match member.group {
+            MEASURED => level.max(0.0),
+            _ => level,
+        };
         let predicted_ns = member.predicted_ns as f64 * LATE_FACTOR * self.scale.exp();
         let look = Look {
             now_ns,

@@ -102,10 +102,10 @@ pub(super) struct Evidence {
 /// answered.
 pub const LATE_FACTOR: f64 = 3.0;
 
-/// Sum at which times speak against an engine: three ballots by answers five times too slow.
-const SLOW_BOUND: f64 = 2.4;
-/// The same while it is on probation: two.
-const PROBATION_BOUND: f64 = 1.6;
+/// Sum at which times speak against an engine: two ballots by answers five times too slow.
+const SLOW_BOUND: f64 = 1.6;
+/// The same while it is on probation.
+const PROBATION_BOUND: f64 = 1.2;
 /// The sum does not rise above, so that a recovered engine is believed soon.
 const SLOW_MOST: f64 = 4.0;
 /// Logarithm that a ballot is measured by: a factor of 2.2, in the middle between 1 and 5.
@@ -315,7 +315,7 @@ mod tests {
     fn answers_five_times_too_slow_tell_within_two_seconds_and_twice_never() {
         for signal in Signal::ALL {
             let slow = looks_until_against(&times(signal, 3.0, 5.0), &USUAL);
-            assert_eq!(slow, Some((12, Cause::Slow(signal))));
+            assert_eq!(slow, Some((8, Cause::Slow(signal))));
             assert_eq!(
                 looks_until_against(&times(signal, 3.0, 2.0), &USUAL),
                 None,
@@ -331,7 +331,7 @@ mod tests {
             ..Seen::default()
         };
         let cause = Cause::Slow(Signal::FirstToken);
-        assert_eq!(looks_until_against(&late, &USUAL), Some((12, cause)));
+        assert_eq!(looks_until_against(&late, &USUAL), Some((8, cause)));
         let nobody = Usual {
             levels: [None; Signal::COUNT],
             ..USUAL

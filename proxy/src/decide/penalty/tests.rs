@@ -123,7 +123,7 @@ fn an_engine_five_times_slower_is_penalised_in_time_and_soon_gets_next_to_nothin
         for (base_s, rps, serves) in [
             (0.05, 40.0, Serves::AtOnce),
             (0.05, 40.0, Serves::InTurn),
-            (2.0, 8.0, Serves::AtOnce),
+            (2.0, 16.0, Serves::AtOnce),
             (2.0, 40.0, Serves::AtOnce),
         ] {
             let world = brownout(base_s, rps, serves, seed);
