@@ -274,6 +274,42 @@ fn a_growing_file_loses_no_count_and_takes_none_twice() {
 }
 
 #[test]
+fn a_process_knows_its_gaps_wherever_its_shards_stand() {
+    let dir = folder();
+    let mut writer = SignalsWriter::create(dir.path(), SHAPE).unwrap();
+    let mut handles = [writer.segment(0), writer.segment(1)];
+    let (slot, other) = (EngineSlot(2), Generation(2));
+    let gap = |handle: &pointsman_shm::signals::ShardSignals, us| {
+        handle.engine(slot, FIRST).unwrap().tbot_us(us);
+    };
+    assert_eq!(writer.gaps(slot, FIRST), (0, 0));
+    gap(&handles[0], 10);
+    gap(&handles[1], 30);
+    assert_eq!(writer.gaps(slot, FIRST), (2, 40));
+    assert_eq!(writer.gaps(slot, other), (0, 0));
+    assert_eq!(
+        writer.gaps(EngineSlot(900), FIRST),
+        (0, 0),
+        "beyond the file"
+    );
+    let larger = Shape {
+        engines: 900,
+        ..SHAPE
+    };
+    writer.grow(larger).unwrap();
+    gap(&handles[0], 1);
+    assert_eq!(writer.gaps(slot, FIRST), (3, 41));
+    handles[0] = writer.segment(0);
+    gap(&handles[0], 5);
+    gap(&handles[1], 7);
+    assert_eq!(writer.gaps(slot, FIRST), (5, 53), "one has moved");
+    handles[1] = writer.segment(1);
+    gap(&handles[1], 9);
+    assert!(writer.settle().unwrap());
+    assert_eq!(writer.gaps(slot, FIRST), (6, 62));
+}
+
+#[test]
 fn counts_of_a_running_shard_survive_many_growths() {
     let dir = folder();
     let mut writer = SignalsWriter::create(dir.path(), Shape { shards: 1, ..SHAPE }).unwrap();

@@ -17,7 +17,7 @@ use super::layout::{
     AT_PROMPT_TOKENS, AT_RTT, AT_SHED, AT_STARTED, AT_TBOT, AT_TBOT_GAPS, AT_TBOT_SUM_US, AT_TTFT,
     AT_TTFT_COUNT, AT_TTFT_SUM_US, AT_UPLOAD, PARTS,
 };
-use super::record::{add, enter};
+use super::record::{AT_GENERATION, add, enter};
 use super::sheet::Sheet;
 use super::{Outcome, Shape, ShedCause, bucket_of_us};
 use crate::atomic::{AtomicU64, Ordering};
@@ -99,6 +99,28 @@ impl SignalsWriter {
             settled,
             old: RefCell::new(old),
         }
+    }
+
+    /// Gaps between tokens of an engine's streams that all shards counted, and their sum in
+    /// microseconds, for the process's own use: 0 in another life of the slot number.
+    #[must_use]
+    pub fn gaps(&self, slot: EngineSlot, generation: Generation) -> (u64, u64) {
+        let (mut count, mut sum_us) = (0_u64, 0_u64);
+        for shard in 0..self.current.geometry.shape.shards {
+            let newest = self.newest();
+            let moved = newest.is_carried(shard);
+            let sheet = if moved { newest } else { &self.current };
+            let geometry = &sheet.geometry;
+            if slot.0 >= geometry.shape.engines {
+                continue;
+            }
+            let record = &sheet.segment(shard)[geometry.engine_at(slot.index())..];
+            if record[AT_GENERATION].load(Ordering::Relaxed) == u64::from(generation.0) {
+                count = count.wrapping_add(record[AT_TBOT].load(Ordering::Relaxed));
+                sum_us = sum_us.wrapping_add(record[AT_TBOT + 1].load(Ordering::Relaxed));
+            }
+        }
+        (count, sum_us)
     }
 
     /// Starts a file of at least this shape. It takes the old one's place in [`Self::settle`].
