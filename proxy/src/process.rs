@@ -16,6 +16,7 @@ use serde::Serialize;
 use crate::admin;
 use crate::clock::monotonic_ns;
 use crate::config::Config;
+use crate::decide::expect::Outlooks;
 use crate::decide::guard::GuardTable;
 use crate::driver::listen::Greeting;
 use crate::driver::{self, Driver, DriverError, Ended, ShardContext, listen, sys};
@@ -150,12 +151,14 @@ impl Proxy {
 
         let shutdown = Arc::new(Shutdown::new());
         let guard = Arc::new(GuardTable::new());
+        let outlooks = Arc::new(Outlooks::new());
         let process = Arc::new(ProcessMetrics::default());
         let shards: Vec<Arc<ShardMetrics>> = (0..config.shards).map(|_| Arc::default()).collect();
         let (publisher, policies) = policy::channel(config.shards);
         let shared = Shared {
             config: Arc::clone(&config),
             guard: Arc::clone(&guard),
+            outlooks: Arc::clone(&outlooks),
             process: Arc::clone(&process),
             shards: shards.clone(),
             load: Arc::default(),
@@ -163,7 +166,11 @@ impl Proxy {
         let mut sentinel = Sentinel::new(shared, publisher);
         let handles = sentinel.first_look().map_err(StartError::Signals)?;
         let mut keeper = Keeper::new(&config, Arc::clone(&process))?;
-        let secrets = keeper.handles(config.shards);
+        // One more than there are shards: the sentinel's.
+        let mut secrets = keeper.handles(config.shards + 1);
+        if let Some(secrets) = secrets.pop() {
+            sentinel.set_secrets(secrets);
+        }
 
         let parts = policies
             .into_iter()
@@ -179,6 +186,7 @@ impl Proxy {
                 signals,
                 metrics: Arc::clone(metrics),
                 guard: Arc::clone(&guard),
+                outlooks: Arc::clone(&outlooks),
                 secrets,
                 listeners,
                 shutdown: Arc::clone(&shutdown),

@@ -15,7 +15,7 @@ use super::error::{ConfigError, Source};
 use super::file::{CredentialTable, File, LimitsTable, Number, PathTable, TimeoutsTable};
 use super::{
     Affinity, Config, Credential, ExtraPath, HalfClose, IoDriver, Limits, Log, Timeouts,
-    credential, http2, tls,
+    credential, http2, penalties, tls,
 };
 use crate::wire::head::MAX_HEADERS;
 
@@ -113,6 +113,8 @@ pub fn parse(text: &str, path: &Path, host: Host) -> Result<Config, ConfigError>
         limits,
         http2: http2::read(&source, &file.http2)?,
         timeouts: timeouts(&source, &file.timeouts)?,
+        penalties: penalties::read(&source, &file.penalties)?,
+        probes: penalties::read_probes(&source, &file.probes)?,
         affinity: affinity(&source, file.affinity.headers, file.affinity.user)?,
         priority_header: match file.priority.header {
             Some(header) => Some(header_name(&source, "priority.header", &header)?),

@@ -10,6 +10,7 @@ mod credential;
 mod error;
 mod file;
 mod http2;
+mod penalties;
 mod tls;
 
 use std::collections::BTreeMap;
@@ -22,6 +23,7 @@ pub use check::{Host, load, parse};
 pub use error::ConfigError;
 pub use http2::Http2;
 pub(crate) use http2::MAX_STREAMS;
+pub use penalties::{Penalties, Probes};
 
 /// One proxy process's configuration.
 #[derive(Clone, Debug)]
@@ -60,6 +62,10 @@ pub struct Config {
     pub http2: Http2,
     /// Bounds on how long peers may take.
     pub timeouts: Timeouts,
+    /// How engines that are worse than their peers lose requests.
+    pub penalties: Penalties,
+    /// How engines are asked for their health.
+    pub probes: Probes,
     /// What keeps a conversation on its engine.
     pub affinity: Affinity,
     /// Header in which a request names its priority, in lower case; none ignores priorities.

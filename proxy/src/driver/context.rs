@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use crate::config::Config;
+use crate::decide::expect::Outlooks;
 use crate::decide::guard::GuardTable;
 use crate::driver::listen::Listener;
 use crate::metrics::ShardMetrics;
@@ -25,6 +26,8 @@ pub struct ShardContext {
     pub metrics: Arc<ShardMetrics>,
     /// Guard words, shared by all shards and written by the sentinel.
     pub guard: Arc<GuardTable>,
+    /// What is to be expected of engines, likewise.
+    pub outlooks: Arc<Outlooks>,
     /// What this host proves itself with, and whom it trusts.
     pub secrets: SecretsHandle,
     /// This shard's own listening sockets: bound with SO_REUSEPORT, listening, non-blocking.

@@ -34,6 +34,7 @@ impl World {
         let shared = Shared {
             config: Arc::new(config),
             guard: Arc::clone(&guard),
+            outlooks: Arc::default(),
             process: Arc::clone(&process),
             shards: vec![Arc::default()],
             load: Arc::default(),

@@ -16,6 +16,7 @@ use super::attempt::{Attempt, NotOpened, Opened, outcome_of, outcome_of_status};
 use super::body::Body;
 use super::client::Interrupt;
 use super::exchange::Answer;
+use super::expected::expect;
 use super::guarded::guarded;
 use super::meter::Meter;
 use super::outgoing::Sending;
@@ -121,6 +122,9 @@ impl Story<'_> {
             course.has_room = course.tried.push(choice.engine.slot);
             let mut attempt = Attempt::start(self.shard, &choice.engine, choice.pair);
             attempt.only_fresh = course.body.flow().is_some();
+            let asked = (course.body, self.features);
+            let wait = expect(self.shard, &choice.engine, course.target, asked);
+            attempt.wait.set(wait);
             let secrets = Arc::clone(self.shard.secrets.borrow().current());
             let sending = Sending {
                 head: self.head,

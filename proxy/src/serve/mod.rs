@@ -16,6 +16,7 @@ mod client_conn;
 mod endpoint;
 mod engines;
 mod exchange;
+mod expected;
 mod flow;
 mod forward;
 mod guarded;
@@ -43,6 +44,7 @@ mod testing;
 pub(crate) mod tls;
 mod turn;
 mod upload;
+mod waits;
 
 #[cfg(any(test, fuzzing))]
 pub use h2::{operate_as_client, operate_as_server};
