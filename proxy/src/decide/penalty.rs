@@ -91,6 +91,12 @@ pub struct Standing {
 /// Time that a trial takes to tell, beside [`LATE_FACTOR`] times the prediction, nanoseconds.
 const PATIENCE_NS: u64 = 2_000_000_000;
 
+/// How much more evidence is asked for where a profile is assumed.
+const ASSUMED_BAR: f64 = 2.5;
+/// Where a profile is assumed, and peers are faster than that, a wait is late no sooner than at the
+/// predicted time itself: a third of [`LATE_FACTOR`] times as much.
+const LEAST_SCALE_LN: f64 = -1.1;
+
 /// Looks at a fleet: `standings` and `members` go by the same positions, which `classes` list. The
 /// time since the look before is `dt_s` seconds. Gives each engine's action, where it had one.
 pub fn look(
@@ -190,11 +196,25 @@ impl Standing {
         }
     }
 
+    /// By how much more than usual has to speak against it: less on probation, more where its times
+    /// are not measured, since what then seems slow may be what its cache did not have.
+    fn bar(&self, group: u32) -> f64 {
+        let probation = if self.course.on_probation() {
+            0.75
+        } else {
+            1.0
+        };
+        match group {
+            MEASURED => probation,
+            _ => probation * ASSUMED_BAR,
+        }
+    }
+
     fn looks_bad(&self, is_down: bool) -> bool {
         let fails = |share| share >= FAULTS_EVERYWHERE;
         is_down
             || self.course.penalty() > 0.0 && self.course.stage() != Stage::Returning
-            || self.evidence.fault_share().is_some_and(fails)
+            || self.evidence.recent_fault_share().is_some_and(fails)
     }
 
     fn look(
@@ -204,13 +224,13 @@ impl Standing {
         rules: &Rules,
         (now_ns, dt_s): (u64, f64),
     ) -> Option<Action> {
-        let on_probation = self.course.on_probation();
-        let finding = self.evidence.weigh(&member.seen, usual, on_probation, dt_s);
+        let bar = self.bar(member.group);
+        let finding = self.evidence.weigh(&member.seen, usual, bar, dt_s);
         let level = usual.levels[Signal::FirstToken as usize].unwrap_or(0.0);
         // A measured prediction is a promise: nobody is late for being slower than faster peers.
         self.scale = match member.group {
             MEASURED => level.max(0.0),
-            _ => level,
+            _ => level.max(LEAST_SCALE_LN),
         };
         let predicted_ns = member.predicted_ns as f64 * LATE_FACTOR * self.scale.exp();
         let look = Look {

@@ -91,6 +91,7 @@ pub(super) struct Evidence {
     recent: [Mean; Signal::COUNT],
     steady: [Mean; Signal::COUNT],
     /// Faults among ended attempts.
+    recent_ends: Mean,
     ends: Mean,
     scores: [f64; Signal::COUNT],
     ballots: [f64; Signal::COUNT],
@@ -102,12 +103,12 @@ pub(super) struct Evidence {
 /// answered.
 pub const LATE_FACTOR: f64 = 3.0;
 
-/// Sum at which times speak against an engine: two ballots by answers five times too slow.
-const SLOW_BOUND: f64 = 1.6;
-/// The same while it is on probation.
-const PROBATION_BOUND: f64 = 1.2;
-/// The sum does not rise above, so that a recovered engine is believed soon.
-const SLOW_MOST: f64 = 4.0;
+/// Sum at which times speak against an engine, by [`Signal`], and its most as a multiple, so that a
+/// recovered engine is believed soon. Times to a first token are predicted for each request: two
+/// ballots by answers five times too slow are enough. How long a whole answer takes goes with its
+/// tokens, which nobody foresees, and gaps of one look have one cause: these need ten and five.
+const SLOW_BOUNDS: [f64; Signal::COUNT] = [1.6, 8.0, 4.0];
+const SLOW_MOST: f64 = 1.5;
 /// Logarithm that a ballot is measured by: a factor of 2.2, in the middle between 1 and 5.
 const REFERENCE_LN: f64 = 0.8;
 /// A look's mean counts no further from its peers' than a factor of five.
@@ -116,18 +117,20 @@ const CLAMP_LN: f64 = 1.61;
 const BALLOTS_PER_S: f64 = 2.5;
 const BALLOTS_MOST: f64 = 1.5;
 
-/// Sum at which failures speak against an engine, and its most.
-const FAULT_BOUND: f64 = 4.0;
-const FAULT_MOST: f64 = 8.0;
-/// Share of failing attempts that is tolerated where no peer fails.
-const FAULT_TOLERANCE: f64 = 0.2;
+/// Sum of log likelihood ratios at which failures speak against an engine, and its most: four where
+/// no peer fails, and one false step in some hours at ten attempts a second.
+const FAULT_BOUND: f64 = 11.5;
+const FAULT_MOST: f64 = 18.0;
+/// A sum below says nothing any more: less than one failure.
+const FAULT_CALM: f64 = 2.9;
+/// Share of failing attempts that is usual where no peer fails.
+const RARE: f64 = 0.02;
 /// Where half of the peers' attempts fail, failing is no sign of an engine's own fault.
 pub(super) const FAULTS_EVERYWHERE: f64 = 0.5;
 
 /// Time in which half of what made a mean is forgotten, seconds.
 const RECENT_HALF_S: f64 = 1.5;
 const STEADY_HALF_S: f64 = 40.0;
-const ENDS_HALF_S: f64 = 5.0;
 /// Samples that a mean needs before it says anything.
 const LEAST_SAMPLES: f64 = 2.0;
 
@@ -151,16 +154,15 @@ impl Evidence {
             count: (seen.faults + seen.successes) as f64,
             sum: seen.faults as f64,
         };
-        self.ends.take(ends, ENDS_HALF_S, dt_s);
+        self.recent_ends.take(ends, RECENT_HALF_S, dt_s);
+        self.ends.take(ends, STEADY_HALF_S, dt_s);
     }
 
     /// How its times stand to what is predicted: the worse of now and of the last minute, so that
     /// what slows everybody down shows at once in what is usual.
     #[must_use]
     pub(super) fn level(&self, signal: Signal) -> Option<f64> {
-        let steady = self.steady[signal as usize].value()?;
-        let recent = self.recent[signal as usize].value();
-        Some(recent.map_or(steady, |recent| recent.max(steady)))
+        worse(self.recent[signal as usize], self.steady[signal as usize])
     }
 
     /// How its times of the last seconds stand to what is predicted, as a logarithm.
@@ -169,52 +171,54 @@ impl Evidence {
         self.recent[signal as usize].value()
     }
 
-    /// Share of its attempts that fail.
+    /// Share of its attempts that fail, likewise.
     #[must_use]
     pub(super) fn fault_share(&self) -> Option<f64> {
-        self.ends.value()
+        worse(self.recent_ends, self.ends)
     }
 
-    /// Compares what was seen in the last `dt_s` seconds with what is usual among its peers.
-    pub(super) fn weigh(
-        &mut self,
-        seen: &Seen,
-        usual: &Usual,
-        on_probation: bool,
-        dt_s: f64,
-    ) -> Finding {
+    /// Share of its attempts that fail now.
+    #[must_use]
+    pub(super) fn recent_fault_share(&self) -> Option<f64> {
+        self.recent_ends.value()
+    }
+
+    /// Compares what was seen in the last `dt_s` seconds with what is usual among its peers. The bounds
+    /// for times are multiplied by `bar`: the less is known of what to expect, the higher.
+    pub(super) fn weigh(&mut self, seen: &Seen, usual: &Usual, bar: f64, dt_s: f64) -> Finding {
         let mut finding = Finding::default();
-        let bound = if on_probation {
-            PROBATION_BOUND
-        } else {
-            SLOW_BOUND
-        };
         let mut is_slow = false;
         for signal in Signal::ALL {
             let at = signal as usize;
+            let bound = SLOW_BOUNDS[at] * bar;
             self.ballots[at] = (self.ballots[at] + BALLOTS_PER_S * dt_s).min(BALLOTS_MOST);
             if let Some(distance) = distance(signal, seen, usual) {
                 let count = seen.samples[at].count + late(signal, seen);
                 let ballots = count.min(self.ballots[at]);
                 self.ballots[at] -= ballots;
                 let score = self.scores[at] + (distance - REFERENCE_LN) * ballots;
-                self.scores[at] = score.clamp(0.0, SLOW_MOST);
+                self.scores[at] = score.clamp(0.0, bound * SLOW_MOST);
                 is_slow |= distance > REFERENCE_LN;
             }
             if self.scores[at] >= bound {
                 finding.against.get_or_insert(Cause::Slow(signal));
             }
         }
-        if self.count_ends(seen, usual) {
+        let share = usual.fault_share.unwrap_or(0.0).max(RARE);
+        self.count_ends(seen, share);
+        if self.fault_score >= FAULT_BOUND {
             finding.against = Some(Cause::Failures);
         }
         finding.fresh = is_slow || seen.faults > 0;
-        finding.faults_in_a_row = self.faults_in_a_row;
+        // Where peers fail too, a row is as unlikely as a shorter one among peers that do not.
+        let unlikely = share.ln() / RARE.ln();
+        finding.faults_in_a_row = (self.faults_in_a_row as f64 * unlikely + 1e-9) as u64;
         if !finding.fresh {
             let firsts = seen.samples[0].count + seen.samples[1].count;
             finding.good = seen.successes.max(firsts as u64);
         }
-        finding.calm = self.fault_score < 1.0 && self.scores.iter().all(|score| *score < 0.5);
+        let is_calm = |score: &f64| *score < 0.5;
+        finding.calm = self.fault_score < FAULT_CALM && self.scores.iter().all(is_calm);
         finding
     }
 
@@ -223,28 +227,34 @@ impl Evidence {
         self.scores = Default::default();
         self.fault_score = 0.0;
         self.faults_in_a_row = 0;
-        self.ends = Mean::default();
+        (self.ends, self.recent_ends) = Default::default();
         self.recent = Default::default();
     }
 
-    /// Counts how attempts ended; whether failures are past their bound.
-    fn count_ends(&mut self, seen: &Seen, usual: &Usual) -> bool {
-        let share = usual.fault_share.unwrap_or(0.0);
-        // Zero drift at this share of failures: what is worse rises, what is better falls.
-        let tolerated = (2.0 * share + FAULT_TOLERANCE).min(0.9);
-        let relief = seen.successes as f64 * tolerated / (1.0 - tolerated);
-        self.fault_score = (self.fault_score + seen.faults as f64 - relief).clamp(0.0, FAULT_MOST);
+    /// Counts how attempts ended, where this share of its peers' fail: by the logarithm of how much
+    /// more likely each end is for an engine that fails clearly more often.
+    fn count_ends(&mut self, seen: &Seen, share: f64) {
         // In which order they came is not known.
         self.faults_in_a_row = match seen.successes {
             0 => self.faults_in_a_row.saturating_add(seen.faults),
             _ => 0,
         };
         if share >= FAULTS_EVERYWHERE {
-            self.faults_in_a_row = 0;
-            return false;
+            (self.fault_score, self.faults_in_a_row) = (0.0, 0);
+            return;
         }
-        self.fault_score >= FAULT_BOUND
+        let clearly = (2.0 * share + 0.36).min(0.9);
+        let against = seen.faults as f64 * (clearly / share).ln();
+        let for_it = seen.successes as f64 * ((1.0 - clearly) / (1.0 - share)).ln();
+        self.fault_score = (self.fault_score + against + for_it).clamp(0.0, FAULT_MOST);
     }
+}
+
+/// The worse of a recent and a steady mean.
+fn worse(recent: Mean, steady: Mean) -> Option<f64> {
+    let steady = steady.value()?;
+    let recent = recent.value();
+    Some(recent.map_or(steady, |recent| recent.max(steady)))
 }
 
 /// How far a look's mean is from its peers'; none without a sample or a peer.
@@ -306,16 +316,16 @@ mod tests {
         let mut evidence = Evidence::default();
         (1..=50).find_map(|look| {
             evidence.absorb(seen, 0.0, 0.1);
-            let finding = evidence.weigh(seen, usual, false, 0.1);
+            let finding = evidence.weigh(seen, usual, 1.0, 0.1);
             finding.against.map(|cause| (look, cause))
         })
     }
 
     #[test]
-    fn answers_five_times_too_slow_tell_within_two_seconds_and_twice_never() {
-        for signal in Signal::ALL {
+    fn answers_five_times_too_slow_tell_soon_and_twice_too_slow_never() {
+        for (signal, looks) in Signal::ALL.into_iter().zip([8, 40, 20]) {
             let slow = looks_until_against(&times(signal, 3.0, 5.0), &USUAL);
-            assert_eq!(slow, Some((8, Cause::Slow(signal))));
+            assert_eq!(slow, Some((looks, Cause::Slow(signal))));
             assert_eq!(
                 looks_until_against(&times(signal, 3.0, 2.0), &USUAL),
                 None,
@@ -354,7 +364,7 @@ mod tests {
         };
         assert_eq!(looks_until_against(&failing, &usual), None);
         let alone = looks_until_against(&failing, &USUAL);
-        assert_eq!(alone, Some((4, Cause::Failures)));
+        assert_eq!(alone, Some((3, Cause::Failures)));
     }
 
     #[test]
@@ -375,6 +385,25 @@ mod tests {
     }
 
     #[test]
+    fn a_row_of_failures_counts_by_how_unlikely_it_is() {
+        let row = |share: f64, faults| {
+            let usual = Usual {
+                fault_share: Some(share),
+                ..USUAL
+            };
+            let seen = Seen {
+                faults,
+                ..Seen::default()
+            };
+            let mut evidence = Evidence::default();
+            evidence.weigh(&seen, &usual, 1.0, 0.1).faults_in_a_row
+        };
+        assert_eq!([row(0.0, 5), row(0.02, 5), row(0.1, 5)], [5, 5, 2]);
+        assert_eq!([row(0.3, 5), row(0.3, 16), row(0.3, 17)], [1, 4, 5]);
+        assert_eq!(row(0.5, 1_000), 0);
+    }
+
+    #[test]
     fn a_success_ends_a_row_of_failures_and_forgetting_does() {
         let mut evidence = Evidence::default();
         let mut row = |faults, successes| {
@@ -383,12 +412,12 @@ mod tests {
                 successes,
                 ..Seen::default()
             };
-            evidence.weigh(&seen, &USUAL, false, 0.1).faults_in_a_row
+            evidence.weigh(&seen, &USUAL, 1.0, 0.1).faults_in_a_row
         };
         assert_eq!([row(1, 0), row(0, 0), row(2, 0)], [1, 1, 3]);
         assert_eq!([row(2, 1), row(1, 0)], [0, 1]);
         evidence.forget();
-        let finding = evidence.weigh(&Seen::default(), &USUAL, false, 0.1);
+        let finding = evidence.weigh(&Seen::default(), &USUAL, 1.0, 0.1);
         assert_eq!((finding.faults_in_a_row, finding.calm), (0, true));
     }
 

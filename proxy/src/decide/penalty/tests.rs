@@ -55,8 +55,13 @@ fn poisson(rps: f64, tokens: f64, until_s: f64, seed: u64) -> Vec<Arrival> {
         .collect()
 }
 
-fn healthy(_engine: usize, _now_s: f64) -> (f64, bool) {
-    (1.0, true)
+/// Whether all attempts fail, as their share.
+fn fails(all: bool) -> f64 {
+    f64::from(u8::from(all))
+}
+
+fn healthy(_engine: usize, _now_s: f64) -> (f64, f64) {
+    (1.0, 0.0)
 }
 
 /// Two engines of one kind and two of half its speed, used at 0.9 by the trace.
@@ -101,7 +106,7 @@ fn an_hour_at_nine_tenths_of_capacity_ejects_nobody() {
 fn brownout(base_s: f64, rps: f64, serves: Serves, seed: u64) -> World {
     let slow: Fault = |engine, now_s| {
         let is_slow = engine == 0 && now_s >= 60.0;
-        (if is_slow { 5.0 } else { 1.0 }, true)
+        (if is_slow { 5.0 } else { 1.0 }, 0.0)
     };
     let tokens = 1_000.0;
     // Half of what it can do is used, whichever way it serves.
@@ -164,7 +169,7 @@ fn fleet(count: usize, fault: Fault, until_s: f64, seed: u64) -> World {
 fn flapping_ejects_no_shorter_than_the_time_before() {
     let flapping: Fault = |engine, now_s| {
         let is_down = engine == 1 && now_s % 15.0 < 5.0;
-        (1.0, !is_down)
+        (1.0, fails(is_down))
     };
     for seed in 1..=5 {
         let world = fleet(4, flapping, 180.0, seed);
@@ -180,7 +185,8 @@ fn flapping_ejects_no_shorter_than_the_time_before() {
 
 #[test]
 fn a_cold_return_rises_over_ten_seconds_without_overshoot() {
-    let restarts: Fault = |engine, now_s| (1.0, engine != 0 || !(30.0..=33.0).contains(&now_s));
+    let restarts: Fault =
+        |engine, now_s| (1.0, fails(engine == 0 && (30.0..=33.0).contains(&now_s)));
     for seed in 1..=5 {
         let world = fleet(4, restarts, 90.0, seed);
         let at = |wanted: fn(&Action) -> bool| {
@@ -213,7 +219,7 @@ fn a_cold_return_rises_over_ten_seconds_without_overshoot() {
 
 #[test]
 fn where_everything_looks_bad_nobody_is_penalised() {
-    let all_slow: Fault = |_, now_s| (if now_s < 60.0 { 1.0 } else { 5.0 }, true);
+    let all_slow: Fault = |_, now_s| (if now_s < 60.0 { 1.0 } else { 5.0 }, 0.0);
     let world = fleet(4, all_slow, 120.0, 1);
     assert_eq!(
         world.ejections(),
@@ -222,7 +228,7 @@ fn where_everything_looks_bad_nobody_is_penalised() {
     );
     let given: Vec<f64> = world.standings.iter().map(Standing::penalty).collect();
     assert_eq!(given, [0.0; 4], "{:?}", world.actions);
-    let all_fail: Fault = |_, now_s| (1.0, now_s < 60.0);
+    let all_fail: Fault = |_, now_s| (1.0, fails(now_s >= 60.0));
     let world = fleet(4, all_fail, 120.0, 1);
     let given: Vec<f64> = world.standings.iter().map(Standing::penalty).collect();
     assert_eq!(given, [0.0; 4], "{:?}", world.actions);
@@ -232,13 +238,13 @@ fn where_everything_looks_bad_nobody_is_penalised() {
 fn of_two_engines_the_bad_one_goes_and_never_both() {
     let slow: Fault = |engine, now_s| {
         let is_slow = engine == 0 && now_s >= 30.0;
-        (if is_slow { 6.0 } else { 1.0 }, true)
+        (if is_slow { 6.0 } else { 1.0 }, 0.0)
     };
     let world = fleet(2, slow, 60.0, 2);
     assert!(world.actions.iter().all(|(_, engine, _)| *engine == 0));
     let share = world.share(0, 45..60);
     assert!(share < 0.01, "{share} {:?}", world.actions);
-    let dead: Fault = |engine, now_s| (1.0, engine == 1 || now_s < 30.0);
+    let dead: Fault = |engine, now_s| (1.0, fails(engine == 0 && now_s >= 30.0));
     let world = fleet(2, dead, 60.0, 2);
     assert!(world.actions.iter().all(|(_, engine, _)| *engine == 0));
     assert_eq!(world.share(0, 31..60), 0.0);
@@ -246,7 +252,37 @@ fn of_two_engines_the_bad_one_goes_and_never_both() {
 
 #[test]
 fn a_lone_engine_is_never_penalised() {
-    let bad: Fault = |_, now_s| (if now_s < 30.0 { 1.0 } else { 9.0 }, now_s < 50.0);
+    let bad: Fault = |_, now_s| (if now_s < 30.0 { 1.0 } else { 9.0 }, fails(now_s >= 50.0));
     let world = fleet(1, bad, 60.0, 3);
     assert_eq!(world.standings[0].penalty(), 0.0);
+}
+
+#[test]
+fn failures_that_all_engines_share_penalise_nobody() {
+    let storm: Fault = |_, now_s| {
+        let is_storm = (30.0..90.0).contains(&now_s);
+        (1.0, if is_storm { 0.3 } else { 0.0 })
+    };
+    for seed in 1..=5 {
+        let world = fleet(4, storm, 120.0, seed);
+        assert_eq!(world.ejections(), [], "seed {seed}: {:?}", world.actions);
+        for engine in 0..4 {
+            let share = world.share(engine, 30..90);
+            assert!((0.2..0.3).contains(&share), "seed {seed}: {share}");
+        }
+    }
+    // One that alone fails as often is found.
+    let one: Fault = |engine, now_s| {
+        (
+            1.0,
+            if engine == 2 && now_s >= 30.0 {
+                0.3
+            } else {
+                0.0
+            },
+        )
+    };
+    let world = fleet(4, one, 60.0, 1);
+    assert!(world.actions.iter().all(|(_, engine, _)| *engine == 2));
+    assert!(world.actions[0].0 < 35.0, "{:?}", world.actions);
 }

@@ -45,8 +45,8 @@ struct Wait {
     is_late: bool,
 }
 
-/// What the world does to an engine at a time: (slowdown, whether it answers at all).
-pub(super) type Fault = fn(engine: usize, now_s: f64) -> (f64, bool);
+/// What the world does to an engine at a time: slowdown, and share of attempts that fail.
+pub(super) type Fault = fn(engine: usize, now_s: f64) -> (f64, f64);
 
 /// What the policy says of all engines: mean prompt, and how much longer than alone the mean request
 /// takes at the planned load.
@@ -163,8 +163,8 @@ impl World {
             if penalty_refuses(key, id, self.standings[at].penalty()) {
                 continue;
             }
-            let (slowdown, answers) = (self.fault)(at, arrival.at_ns as f64 / 1e9);
-            if !answers {
+            let (slowdown, fails) = (self.fault)(at, arrival.at_ns as f64 / 1e9);
+            if self.random.random::<f64>() < fails {
                 self.seen[at].faults += 1;
                 self.failed += 1;
                 continue;
