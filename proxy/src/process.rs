@@ -19,6 +19,7 @@ use crate::admin;
 use crate::clock::monotonic_ns;
 use crate::config::Config;
 use crate::decide::allowance::Allowances;
+use crate::decide::expect::Outlooks;
 use crate::decide::guard::GuardTable;
 use crate::decide::rates::Rates;
 use crate::decide::tenants::Tenants;
@@ -159,12 +160,14 @@ impl Proxy {
         let load = Arc::new(HostLoad::default());
         let rates = Arc::new(Rates::new());
         let tenants = Arc::new(Tenants::new(SmallRng::from_os_rng().random()));
+        let outlooks = Arc::new(Outlooks::new());
         let process = Arc::new(ProcessMetrics::default());
         let shards: Vec<Arc<ShardMetrics>> = (0..config.shards).map(|_| Arc::default()).collect();
         let (publisher, policies) = policy::channel(config.shards);
         let shared = Shared {
             config: Arc::clone(&config),
             guard: Arc::clone(&guard),
+            outlooks: Arc::clone(&outlooks),
             process: Arc::clone(&process),
             shards: shards.clone(),
             allowances: Arc::clone(&allowances),
@@ -173,7 +176,11 @@ impl Proxy {
         let mut sentinel = Sentinel::new(shared, publisher);
         let handles = sentinel.first_look().map_err(StartError::Signals)?;
         let mut keeper = Keeper::new(&config, Arc::clone(&process))?;
-        let secrets = keeper.handles(config.shards);
+        // One more than there are shards: the sentinel's.
+        let mut secrets = keeper.handles(config.shards + 1);
+        if let Some(secrets) = secrets.pop() {
+            sentinel.set_secrets(secrets);
+        }
 
         let parts = policies
             .into_iter()
@@ -194,6 +201,7 @@ impl Proxy {
                 rates: Arc::clone(&rates),
                 tenants: Arc::clone(&tenants),
                 retry_board: Arc::clone(&process.retry_board),
+                outlooks: Arc::clone(&outlooks),
                 secrets,
                 listeners,
                 shutdown: Arc::clone(&shutdown),

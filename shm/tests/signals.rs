@@ -10,7 +10,8 @@ use std::thread;
 use pointsman_shm::Error;
 use pointsman_shm::id::{ClassSlot, EngineSlot, Generation, PairNumber};
 use pointsman_shm::signals::{
-    BlockLoad, Flights, Outcome, Shape, ShedCause, SignalsReader, SignalsWriter, list, reap,
+    BlockLoad, EngineCounters, Flights, Outcome, Shape, ShedCause, SignalsReader, SignalsWriter, list,
+    reap,
 };
 use tempfile::TempDir;
 
@@ -93,6 +94,8 @@ fn everything_counted_by_two_shards_is_read_as_one_sum() {
         engine.ttft_us(64);
         engine.tbot_us(96);
         engine.rtt_us(u64::MAX >> 8);
+        engine.late();
+        engine.penalised_us(50_000);
         let pair = signals.pair(PairNumber(3), FIRST).unwrap();
         pair.attempt();
         pair.tokens(100, 40, 7, shard == 0);
@@ -165,6 +168,14 @@ fn everything_counted_by_two_shards_is_read_as_one_sum() {
     assert_eq!(engine.ended[Outcome::Ours as usize], 2);
     assert_eq!(engine.ended.iter().sum::<u64>(), 2);
     assert_eq!((engine.connect.sum_us, engine.upload.sum_us), (2, 4));
+    assert_eq!((engine.late, engine.penalised_us), (2, 100_000));
+    let later = EngineCounters {
+        late: 5,
+        penalised_us: 130_000,
+        ..engine.clone()
+    };
+    let since = later.since(engine);
+    assert_eq!((since.late, since.penalised_us), (3, 30_000));
     assert_eq!(
         (
             engine.ttft.buckets[1],
@@ -291,6 +302,42 @@ fn a_growing_file_loses_no_count_and_takes_none_twice() {
         "shards without a handle are carried by the process"
     );
     assert_eq!(seen(&mut reader), (6, 6, 901));
+}
+
+#[test]
+fn a_process_knows_its_gaps_wherever_its_shards_stand() {
+    let dir = folder();
+    let mut writer = SignalsWriter::create(dir.path(), SHAPE).unwrap();
+    let mut handles = [writer.segment(0), writer.segment(1)];
+    let (slot, other) = (EngineSlot(2), Generation(2));
+    let gap = |handle: &pointsman_shm::signals::ShardSignals, us| {
+        handle.engine(slot, FIRST).unwrap().tbot_us(us);
+    };
+    assert_eq!(writer.gaps(slot, FIRST), (0, 0));
+    gap(&handles[0], 10);
+    gap(&handles[1], 30);
+    assert_eq!(writer.gaps(slot, FIRST), (2, 40));
+    assert_eq!(writer.gaps(slot, other), (0, 0));
+    assert_eq!(
+        writer.gaps(EngineSlot(900), FIRST),
+        (0, 0),
+        "beyond the file"
+    );
+    let larger = Shape {
+        engines: 900,
+        ..SHAPE
+    };
+    writer.grow(larger).unwrap();
+    gap(&handles[0], 1);
+    assert_eq!(writer.gaps(slot, FIRST), (3, 41));
+    handles[0] = writer.segment(0);
+    gap(&handles[0], 5);
+    gap(&handles[1], 7);
+    assert_eq!(writer.gaps(slot, FIRST), (5, 53), "one has moved");
+    handles[1] = writer.segment(1);
+    gap(&handles[1], 9);
+    assert!(writer.settle().unwrap());
+    assert_eq!(writer.gaps(slot, FIRST), (6, 62));
 }
 
 #[test]

@@ -240,5 +240,11 @@ fn configuration(folder: &Folder, driver: &str, more: &str) -> String {
             .any(|other| other.split(' ').next() == Some(key))
     };
     let kept: Vec<&str> = base.lines().filter(replaced).collect();
-    format!("{}\n{more}\n", kept.join("\n"))
+    // A scripted engine takes a health check for a request, and nobody tells a proxy of a handmade
+    // policy how engines are.
+    let probes = match more.contains("[probes]") {
+        true => "",
+        false => "[probes]\nenabled = false\n",
+    };
+    format!("{}\n{more}\n{probes}", kept.join("\n"))
 }

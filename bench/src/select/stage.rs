@@ -86,6 +86,7 @@ impl Stage {
             config: Arc::new(config),
             guard: Arc::clone(&guard),
             allowances: Arc::clone(&allowances),
+            outlooks: Arc::default(),
             process: Arc::clone(&process),
             shards: vec![Arc::default()],
             load: Arc::default(),

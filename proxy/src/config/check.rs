@@ -18,7 +18,7 @@ use super::file::{
 };
 use super::{
     Affinity, Config, Credential, ExtraPath, HalfClose, IoDriver, Limits, Log, Queue, Retry,
-    Secret, Timeouts, Why, credential, http2, keys, tls,
+    Secret, Timeouts, Why, credential, http2, keys, penalties, tls,
 };
 use crate::decide::hedge::HedgeRules;
 use crate::decide::retry::RetryRules;
@@ -128,6 +128,8 @@ pub fn parse(text: &str, path: &Path, host: Host) -> Result<Config, ConfigError>
             Some(table) => Some(why(&source, table)?),
             None => None,
         },
+        penalties: penalties::read(&source, &file.penalties)?,
+        probes: penalties::read_probes(&source, &file.probes)?,
         affinity: affinity(&source, file.affinity.headers, file.affinity.user)?,
         priority_header: match file.priority.header {
             Some(header) => Some(header_name(&source, "priority.header", &header)?),

@@ -10,6 +10,7 @@ use serde::Deserialize;
 use toml::Spanned;
 
 use super::http2::Http2Table;
+use super::penalties::{PenaltiesTable, ProbesTable};
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -39,6 +40,10 @@ pub(super) struct File {
     #[serde(default)]
     pub(super) hedge: HedgeTable,
     pub(super) why: Option<WhyTable>,
+    #[serde(default)]
+    pub(super) penalties: PenaltiesTable,
+    #[serde(default)]
+    pub(super) probes: ProbesTable,
     #[serde(default)]
     pub(super) affinity: AffinityTable,
     #[serde(default)]

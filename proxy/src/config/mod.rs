@@ -11,6 +11,7 @@ mod error;
 mod file;
 mod http2;
 mod keys;
+mod penalties;
 mod tls;
 
 use std::collections::BTreeMap;
@@ -27,6 +28,7 @@ pub use error::ConfigError;
 pub use http2::Http2;
 pub(crate) use http2::MAX_STREAMS;
 pub use keys::{Keys, Sender};
+pub use penalties::{Penalties, Probes};
 
 /// One proxy process's configuration.
 #[derive(Clone, Debug)]
@@ -71,6 +73,10 @@ pub struct Config {
     pub hedge: Option<HedgeRules>,
     /// Who may ask why a request went where it went; none lets nobody.
     pub why: Option<Why>,
+    /// How engines that are worse than their peers lose requests.
+    pub penalties: Penalties,
+    /// How engines are asked for their health.
+    pub probes: Probes,
     /// What keeps a conversation on its engine.
     pub affinity: Affinity,
     /// Header in which a request names its priority, in lower case; none ignores priorities.

@@ -58,6 +58,7 @@ pub(crate) struct Particulars {
     pub(crate) id_hash: u64,
     pub(crate) planned_factor: f64,
     pub(crate) generation: Generation,
+    network_us: u32,
 }
 
 /// A slot number that no engine of the policy has: [`Gate::Out`] stands for it.
@@ -65,6 +66,7 @@ const NOBODY: Particulars = Particulars {
     id_hash: 0,
     planned_factor: 1.0,
     generation: Generation(0),
+    network_us: 0,
 };
 
 /// Table slots of a cache line.
@@ -147,6 +149,12 @@ impl PolicyIndex {
     /// More of an engine.
     pub(crate) fn particulars(&self, engine: EngineSlot) -> &Particulars {
         self.particulars.get(engine.index()).unwrap_or(&NOBODY)
+    }
+
+    /// Time that a request to an engine spends on the way, microseconds.
+    #[must_use]
+    pub fn network_us(&self, engine: EngineSlot) -> u32 {
+        self.particulars(engine).network_us
     }
 
     /// Position of an engine in the policy's `eligible` of the class at this position.
@@ -239,6 +247,8 @@ fn by_engine(policy: &Policy, usable: &dyn Fn(&Engine) -> bool) -> (Vec<Gate>, V
             id_hash: stable_hash(engine.id.as_bytes()),
             planned_factor: engine.planned_factor,
             generation: engine.generation,
+            // The cast saturates.
+            network_us: (engine.network_ms * 1_000.0) as u32,
         };
     }
     (gates, particulars)

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use crate::config::Config;
 use crate::decide::allowance::Allowances;
+use crate::decide::expect::Outlooks;
 use crate::decide::guard::GuardTable;
 use crate::decide::rates::Rates;
 use crate::decide::tenants::Tenants;
@@ -40,6 +41,8 @@ pub struct ShardContext {
     pub tenants: Arc<Tenants>,
     /// How full engines are, and the process's floor of retries; written by the sentinel.
     pub retry_board: Arc<RetryBoard>,
+    /// What is to be expected of engines, likewise.
+    pub outlooks: Arc<Outlooks>,
     /// What this host proves itself with, and whom it trusts.
     pub secrets: SecretsHandle,
     /// This shard's own listening sockets: bound with SO_REUSEPORT, listening, non-blocking.

@@ -6,13 +6,17 @@
 //! these are for Prometheus. Names stand in [`names`] and nowhere else.
 
 mod cell;
+mod evidence;
 pub mod names;
 mod process;
 mod render;
 mod shard;
 
 pub use cell::{Counter, Gauge, Histogram};
-pub use process::{EngineLabel, Expiry, Labels, OutReason, ProcessMetrics, Rung};
+pub use evidence::{BIAS, EvidenceCounters, EvidenceTotals, TimeKind};
+pub use process::{
+    EngineLabel, EnginePenalty, Expiry, Labels, OutReason, ProbeOutcome, ProcessMetrics, Rung,
+};
 pub(crate) use render::shed_label;
 pub use render::{Page, UNMATCHED, render};
 pub use shard::{CODE_COUNT, EngineMetrics, Hedge, QueueEnd, ShardMetrics, TlsMetrics};

@@ -108,6 +108,16 @@ names! {
         "Engine states read and not used.";
     ENGINE_OUT Gauge "pointsman_proxy_engine_out"
         "1 while an engine takes no request here, by reason.";
+    ENGINE_PENALTY Gauge "pointsman_proxy_engine_penalty"
+        "Fraction of its requests that an engine loses, the plan's part included.";
+    ENGINE_EJECTIONS Counter "pointsman_proxy_engine_ejections_total"
+        "Times that this host took all requests from an engine.";
+    ENGINE_LATE Counter "pointsman_proxy_engine_late_total"
+        "Requests that waited over three times the predicted time for their first token.";
+    ENGINE_SLOWNESS Gauge "pointsman_proxy_engine_slowness"
+        "Times of late as a multiple of what was predicted, by kind of time.";
+    PROBES Counter "pointsman_proxy_probes_total"
+        "Health checks of the proxy's own, by outcome.";
     UNKNOWN_CREDENTIALS Gauge "pointsman_proxy_unknown_credentials"
         "Engines left out because this host lacks the credential that the policy names.";
     SIGNALS_ERRORS Counter "pointsman_proxy_signals_errors_total"

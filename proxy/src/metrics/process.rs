@@ -39,6 +39,10 @@ pub enum OutReason {
     UnknownCredential,
     /// The policy's name for its certificate is no host name or address.
     BadServerName,
+    /// It is so much worse than its peers that its penalty takes all.
+    Ejected,
+    /// The proxy's own health check of it fails.
+    ProbeFailed,
 }
 
 /// The names behind slot numbers, from the newest policy.
@@ -63,6 +67,55 @@ pub struct EngineLabel {
     pub id: String,
     /// Why it takes no request; `None` when it does.
     pub out: Option<OutReason>,
+    /// Fraction of its keys that it loses, before what the plan has taken already: what this host
+    /// found, or what the control plane says where that is more.
+    pub penalty: f64,
+}
+
+/// What is held against one engine.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct EnginePenalty {
+    /// Its slot number.
+    pub slot: EngineSlot,
+    /// Which life of the slot number.
+    pub generation: Generation,
+    /// Penalty that this host found by itself, 0 to 1.
+    pub found: f64,
+    /// Ejections so far.
+    pub ejections: u64,
+    /// Its first tokens of late, as a multiple of what was predicted.
+    pub first_token_factor: Option<f64>,
+    /// Its time between tokens of late, likewise.
+    pub gap_factor: Option<f64>,
+}
+
+/// How an own health check ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ProbeOutcome {
+    /// With a status of 2xx.
+    Well,
+    /// Otherwise.
+    Failed,
+    /// Nobody listens.
+    Refused,
+    /// Not in time.
+    Timeout,
+}
+
+impl ProbeOutcome {
+    /// Every outcome.
+    pub const ALL: [Self; 4] = [Self::Well, Self::Failed, Self::Refused, Self::Timeout];
+
+    /// Its label value.
+    #[must_use]
+    pub fn label(self) -> &'static str {
+        match self {
+            Self::Well => "well",
+            Self::Failed => "failed",
+            Self::Refused => "refused",
+            Self::Timeout => "timeout",
+        }
+    }
 }
 
 /// When a certificate of this host ends.
@@ -105,6 +158,10 @@ pub struct ProcessMetrics {
     pub shards: Gauge,
     /// How full engines are, and what shards may borrow for a retry.
     pub retry_board: Arc<RetryBoard>,
+    /// Own health checks, by [`ProbeOutcome`].
+    pub probes: [Counter; ProbeOutcome::ALL.len()],
+    /// A lock, as for `labels`.
+    penalties: Mutex<Arc<Vec<EnginePenalty>>>,
     /// 0 none, 1 disk, 2 region.
     source: AtomicU8,
     /// When the policy was last confirmed, on CLOCK_BOOTTIME; 0 for never.
@@ -176,6 +233,25 @@ impl ProcessMetrics {
         *self.expiries.lock().unwrap_or_else(PoisonError::into_inner) = Arc::new(expiries);
     }
 
+    /// What is held against engines, by rising slot number.
+    #[must_use]
+    pub fn penalties(&self) -> Arc<Vec<EnginePenalty>> {
+        Arc::clone(
+            &self
+                .penalties
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner),
+        )
+    }
+
+    /// Replaces what is held against engines.
+    pub fn set_penalties(&self, penalties: Vec<EnginePenalty>) {
+        *self
+            .penalties
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner) = Arc::new(penalties);
+    }
+
     /// Replaces the names.
     pub fn set_labels(&self, labels: Labels) {
         *self.labels.lock().unwrap_or_else(PoisonError::into_inner) = Arc::new(labels);
@@ -208,6 +284,8 @@ impl OutReason {
             Self::Draining => "draining",
             Self::UnknownCredential => "unknown_credential",
             Self::BadServerName => "bad_server_name",
+            Self::Ejected => "ejected",
+            Self::ProbeFailed => "probe_failed",
         }
     }
 }

@@ -11,7 +11,7 @@ use pointsman_shm::signals::{Outcome, ShedCause};
 
 use super::cell::BOUNDS_US;
 use super::names::{self, Kind, Name};
-use super::process::{Labels, ProcessMetrics, Rung};
+use super::process::{Labels, ProbeOutcome, ProcessMetrics, Rung};
 use super::shard::{CODE_COUNT, Hedge, QueueEnd, ShardMetrics, TlsMetrics, code_label};
 use crate::config::IoDriver;
 use crate::decide::blame::{Blame, blame, outcome_label};
@@ -45,6 +45,7 @@ pub fn render(page: &Page<'_>) -> String {
     };
     requests(&mut text, page);
     engines(&mut text, page);
+    penalties(&mut text, page);
     connections(&mut text, page);
     secrets(&mut text, page);
     policy(&mut text, page);
@@ -259,6 +260,61 @@ fn retry_budget(text: &mut Text, page: &Page<'_>, labels: &Labels) {
     }
 }
 
+/// What is held against engines.
+fn penalties(text: &mut Text, page: &Page<'_>) {
+    let labels = page.process.labels();
+    text.head(names::ENGINE_PENALTY);
+    for engine in &labels.engines {
+        let series = [("engine", &*engine.id)];
+        text.line(
+            names::ENGINE_PENALTY.name,
+            &series,
+            &decimal(engine.penalty),
+        );
+    }
+    let penalties = page.process.penalties();
+    let held: Vec<_> = labels
+        .engines
+        .iter()
+        .filter_map(|engine| {
+            let found = penalties.binary_search_by_key(&engine.slot, |held| held.slot);
+            let held = &penalties[found.ok()?];
+            (held.generation == engine.generation).then_some((engine, held))
+        })
+        .collect();
+    text.head(names::ENGINE_EJECTIONS);
+    for (engine, held) in &held {
+        let series = [("engine", &*engine.id)];
+        text.sample(names::ENGINE_EJECTIONS, &series, held.ejections);
+    }
+    text.head(names::ENGINE_LATE);
+    for engine in &labels.engines {
+        let totals = page
+            .shards
+            .iter()
+            .map(|shard| shard.evidence_totals(engine.slot, engine.generation).late);
+        let series = [("engine", &*engine.id)];
+        text.sample(names::ENGINE_LATE, &series, totals.sum());
+    }
+    text.head(names::ENGINE_SLOWNESS);
+    for (engine, held) in &held {
+        for (time, factor) in [
+            ("first_token", held.first_token_factor),
+            ("token_gap", held.gap_factor),
+        ] {
+            if let Some(factor) = factor {
+                let series = [("engine", &*engine.id), ("time", time)];
+                text.line(names::ENGINE_SLOWNESS.name, &series, &decimal(factor));
+            }
+        }
+    }
+    text.head(names::PROBES);
+    for outcome in ProbeOutcome::ALL {
+        let count = page.process.probes[outcome as usize].value();
+        text.sample(names::PROBES, &[("outcome", outcome.label())], count);
+    }
+}
+
 fn connections(text: &mut Text, page: &Page<'_>) {
     text.one(
         names::CLIENT_CONNECTIONS,
@@ -427,6 +483,11 @@ fn escape(label: &str, out: &mut String) {
             c => out.push(c),
         }
     }
+}
+
+/// A number to three digits behind the point.
+fn decimal(value: f64) -> String {
+    format!("{value:.3}")
 }
 
 /// Nanoseconds as seconds, without passing through a float.

@@ -14,6 +14,7 @@ use pointsman_shm::id::{
 use pointsman_shm::signals::{Outcome, ShedCause};
 
 use super::cell::{Counter, Gauge, Histogram};
+use super::evidence::{EvidenceCounters, EvidenceTotals};
 use crate::secrets::TlsFailure;
 use crate::wire::orca::LoadReport;
 
@@ -174,6 +175,7 @@ pub struct EngineMetrics {
     generation: AtomicU32,
     outcomes: [Counter; Outcome::COUNT],
     unfinished: Counter,
+    evidence: EvidenceCounters,
 }
 
 // === impl ShardMetrics ===
@@ -227,6 +229,7 @@ impl EngineMetrics {
         if begins_life(&self.generation, generation) {
             self.outcomes.iter().for_each(Counter::reset);
             self.unfinished.reset();
+            self.evidence.reset();
         }
     }
 
@@ -349,6 +352,14 @@ impl ShardMetrics {
         engine.unfinished.increment();
     }
 
+    /// What is counted for and against an engine.
+    #[must_use]
+    pub fn evidence(&self, slot: EngineSlot, generation: Generation) -> &EvidenceCounters {
+        let engine = self.engine(slot);
+        engine.live(generation);
+        &engine.evidence
+    }
+
     /// An engine's record, made at first use.
     ///
     /// # Panics
@@ -412,6 +423,17 @@ impl ShardMetrics {
         }
     }
 
+    /// What was counted for and against an engine, 0 before the first in this life of the slot number.
+    #[must_use]
+    pub fn evidence_totals(&self, slot: EngineSlot, generation: Generation) -> EvidenceTotals {
+        match self.seen_engine(slot) {
+            Some(engine) if engine.generation.load(Ordering::Relaxed) == generation.0 => {
+                engine.evidence.totals()
+            }
+            _ => EvidenceTotals::default(),
+        }
+    }
+
     /// Streams of an engine that lacked their terminal event, 0 before the first in this life of the
     /// slot number.
     #[must_use]
@@ -466,6 +488,7 @@ impl Default for EngineMetrics {
             generation: AtomicU32::new(0),
             outcomes: counters(),
             unfinished: Counter::default(),
+            evidence: EvidenceCounters::default(),
         }
     }
 }

@@ -106,20 +106,8 @@ impl Sentinel {
 
     /// Guard words and names for a policy that is about to be published.
     fn judge(&mut self, policy: &Policy, now_ns: u64) {
-        let config = &self.shared.config;
-        let verdicts = engines::verdicts(
-            policy,
-            &config.credentials,
-            self.seen.as_ref(),
-            now_ns,
-            config.stale_after_ms,
-        );
-        let verdicts: Vec<_> = policy
-            .engines
-            .iter()
-            .map(|engine| engine.slot)
-            .zip(verdicts)
-            .collect();
+        self.penalties.adopt(policy);
+        let verdicts = self.judged(policy, now_ns);
         let lacking = |(_, verdict): &&(EngineSlot, Verdict)| {
             verdict.reason == Some(OutReason::UnknownCredential)
         };
@@ -257,6 +245,7 @@ pub(super) fn labels(policy: &Policy, verdicts: &[(EngineSlot, Verdict)]) -> Lab
             generation: engine.generation,
             id: engine.id.clone(),
             out: verdict.reason,
+            penalty: verdict.state.penalty,
         });
     let classes = policy.classes.iter();
     Labels {

@@ -52,62 +52,160 @@ pub(super) fn unusable(
     }
 }
 
+/// What the control plane told, and how long that counts.
+pub(super) struct Heard<'a> {
+    pub(super) seen: Option<&'a Seen>,
+    /// Now, on the monotonic clock.
+    pub(super) now_ns: u64,
+    /// A health check that is older says nothing, milliseconds.
+    pub(super) max_age_ms: u64,
+}
+
+/// What this host found by itself.
+pub(super) struct Own<'a> {
+    /// Penalty of an engine, 0 to 1.
+    pub(super) penalty: &'a dyn Fn(&Engine) -> f64,
+    /// What own health checks say; unknown where nothing recent.
+    pub(super) health: &'a dyn Fn(&Engine) -> Health,
+    /// They count where the control plane's are older than this, milliseconds.
+    pub(super) after_ms: u64,
+}
+
 /// The verdict on each engine of `policy`, in its order.
 #[must_use]
 pub(super) fn verdicts(
     policy: &Policy,
     credentials: &BTreeMap<String, Credential>,
-    seen: Option<&Seen>,
-    now_ns: u64,
-    state_max_age_ms: u64,
+    heard: &Heard<'_>,
+    own: &Own<'_>,
 ) -> Vec<Verdict> {
-    let verdict = |engine: &Engine| {
-        let state = seen.and_then(|seen| current_state(engine, seen, now_ns, state_max_age_ms));
-        judge(engine, state, unusable(engine, credentials))
-    };
-    policy.engines.iter().map(verdict).collect()
+    let verdict = |engine: &Engine| judge(engine, heard, own, unusable(engine, credentials));
+    let mut verdicts: Vec<Verdict> = policy.engines.iter().map(verdict).collect();
+    keep_the_last(policy, &mut verdicts);
+    verdicts
 }
 
-fn judge(engine: &Engine, seen: Option<&EngineState>, unusable: Option<OutReason>) -> Verdict {
+fn judge(
+    engine: &Engine,
+    heard: &Heard<'_>,
+    own: &Own<'_>,
+    unusable: Option<OutReason>,
+) -> Verdict {
+    let state = heard
+        .seen
+        .and_then(|seen| current_state(engine, seen, heard.now_ns, heard.max_age_ms));
     let planned = match engine.state {
         PlannedState::Out => Some(OutReason::Planned),
         PlannedState::Draining => Some(OutReason::Draining),
         PlannedState::Active | PlannedState::StandbyOnly => None,
     };
-    let down = seen
-        .is_some_and(|state| state.health == Health::Down)
-        .then_some(OutReason::Down);
-    let reason = unusable.or(planned).or(down);
+    let is_recent = |(_, age_ms): &(&EngineState, u64)| *age_ms <= own.after_ms;
+    let health = match state.filter(is_recent) {
+        Some((state, _)) => (state.health == Health::Down).then_some(OutReason::Down),
+        // Whoever asked last knows best.
+        None => match ((own.health)(engine), state) {
+            (Health::Down, _) => Some(OutReason::ProbeFailed),
+            (Health::Unknown, Some((state, _))) if state.health == Health::Down => {
+                Some(OutReason::Down)
+            }
+            (Health::Up | Health::Unknown, _) => None,
+        },
+    };
+    let found = (own.penalty)(engine);
+    let penalty = state.map_or(found, |(state, _)| state.penalty.max(found));
+    let ejected = (penalty >= 1.0).then_some(OutReason::Ejected);
+    let reason = unusable.or(planned).or(health).or(ejected);
     let draining = reason == Some(OutReason::Draining);
     Verdict {
         state: GuardState {
-            out: reason.is_some() && !draining,
+            // The whole of a penalty refuses every key by itself, but for what the plan has taken.
+            out: reason.is_some_and(|reason| reason != OutReason::Ejected) && !draining,
             draining,
             standby_only: engine.state == PlannedState::StandbyOnly,
-            penalty: seen.map_or(0.0, |state| state.penalty),
+            penalty,
             ..GuardState::clear(engine.generation)
         },
         reason,
     }
 }
 
-/// The engine's state, if it is about this life of the slot and its health is not too old to count.
+/// Where own health checks leave a class without any engine, they are not believed there: when all
+/// fail at once it is more likely this host that reaches nobody, and requests find out soon enough.
+fn keep_the_last(policy: &Policy, verdicts: &mut [Verdict]) {
+    let failed = Some(OutReason::ProbeFailed);
+    if !verdicts.iter().any(|verdict| verdict.reason == failed) {
+        return;
+    }
+    let position = |slot| {
+        let engines = &policy.engines;
+        engines
+            .binary_search_by_key(&slot, |engine| engine.slot)
+            .ok()
+    };
+    let mut kept = Vec::new();
+    for class in &policy.classes {
+        let members = class.eligible.iter().filter_map(|e| position(e.engine));
+        let members: Vec<usize> = members.collect();
+        let takes = |&at: &usize| {
+            let state = &verdicts[at].state;
+            !state.out && !state.draining
+        };
+        if !members.iter().any(takes) {
+            kept.extend(members);
+        }
+    }
+    for at in kept {
+        if verdicts[at].reason == failed {
+            verdicts[at].reason = None;
+            verdicts[at].state.out = false;
+        }
+    }
+}
+
+impl Seen {
+    /// Age of what is known of an engine's health; none for never.
+    #[must_use]
+    pub(super) fn health_age_ms(&self, engine: &Engine, now_ns: u64) -> Option<u64> {
+        let state = self.state_of(engine)?;
+        let known = (state.health_age_ms < u32::MAX).then_some(state.health_age_ms)?;
+        Some(self.age_ms(now_ns) + u64::from(known))
+    }
+
+    /// The state of an engine whose load was seen lately.
+    #[must_use]
+    pub(super) fn load_of(&self, engine: &Engine, now_ns: u64) -> Option<&EngineState> {
+        let state = self.state_of(engine)?;
+        let age_ms = self.age_ms(now_ns) + u64::from(state.load_age_ms);
+        (age_ms <= LOAD_MAX_AGE_MS).then_some(state)
+    }
+
+    /// The engine's state, if it is about this life of the slot.
+    fn state_of(&self, engine: &Engine) -> Option<&EngineState> {
+        let engines = &self.states.engines;
+        let at = engines.binary_search_by_key(&engine.slot, |state| state.slot);
+        let state = &engines[at.ok()?];
+        (state.generation == engine.generation).then_some(state)
+    }
+
+    fn age_ms(&self, now_ns: u64) -> u64 {
+        let age_ns = now_ns.saturating_sub(self.at_ns);
+        age_ns.saturating_add(self.age_ns) / 1_000_000
+    }
+}
+
+/// Queues that were seen longer ago say nothing, milliseconds.
+const LOAD_MAX_AGE_MS: u64 = 3_000;
+
+/// The engine's state and the age of its health, if that is not too old to count.
 fn current_state<'a>(
     engine: &Engine,
     seen: &'a Seen,
     now_ns: u64,
     max_age_ms: u64,
-) -> Option<&'a EngineState> {
-    let engines = &seen.states.engines;
-    let at = engines
-        .binary_search_by_key(&engine.slot, |state| state.slot)
-        .ok()?;
-    let state = &engines[at];
-    let age_ns = now_ns
-        .saturating_sub(seen.at_ns)
-        .saturating_add(seen.age_ns);
-    let age_ms = age_ns / 1_000_000 + u64::from(state.health_age_ms);
-    (state.generation == engine.generation && age_ms <= max_age_ms).then_some(state)
+) -> Option<(&'a EngineState, u64)> {
+    let state = seen.state_of(engine)?;
+    let age_ms = seen.age_ms(now_ns) + u64::from(state.health_age_ms);
+    (age_ms <= max_age_ms).then_some((state, age_ms))
 }
 
 #[cfg(test)]
@@ -146,8 +244,96 @@ mod tests {
         }
     }
 
+    const NOTHING: Own<'static> = Own {
+        penalty: &|_| 0.0,
+        health: &|_| Health::Unknown,
+        after_ms: 5_000,
+    };
+
+    fn heard(seen: Option<&Seen>, now_ns: u64) -> Heard<'_> {
+        Heard {
+            seen,
+            now_ns,
+            max_age_ms: 30_000,
+        }
+    }
+
     fn verdict(policy: &Policy, seen: Option<&Seen>, now_ns: u64) -> Verdict {
-        verdicts(policy, &BTreeMap::new(), seen, now_ns, 30_000)[0]
+        verdicts(policy, &BTreeMap::new(), &heard(seen, now_ns), &NOTHING)[0]
+    }
+
+    #[test]
+    fn own_checks_count_where_the_control_planes_word_is_old() {
+        let mut policy = fixture::policy(1, "A");
+        policy.engines.push(fixture::engine(1, "e1"));
+        let mut other = policy.classes[0].eligible[0];
+        other.engine = EngineSlot(1);
+        other.pair.0 = 1;
+        policy.classes[0].eligible.push(other);
+        let reason = |health: Health, own: Health, age_ms: u32| {
+            let seen = seen(vec![state(0, health, age_ms)]);
+            let health = |engine: &Engine| match engine.slot {
+                EngineSlot(0) => own,
+                _ => Health::Unknown,
+            };
+            let own = Own {
+                health: &health,
+                ..NOTHING
+            };
+            let heard = heard(Some(&seen), SECOND_NS);
+            verdicts(&policy, &BTreeMap::new(), &heard, &own)[0].reason
+        };
+        use Health::{Down, Unknown, Up};
+        assert_eq!(reason(Up, Down, 5_000), None);
+        assert_eq!(reason(Up, Down, 5_001), Some(OutReason::ProbeFailed));
+        assert_eq!(reason(Down, Up, 5_000), Some(OutReason::Down));
+        assert_eq!(reason(Down, Up, 5_001), None);
+        assert_eq!(reason(Down, Unknown, 5_001), Some(OutReason::Down));
+        assert_eq!(reason(Up, Unknown, 5_001), None);
+        assert_eq!(reason(Up, Down, u32::MAX), Some(OutReason::ProbeFailed));
+    }
+
+    #[test]
+    fn where_own_checks_of_all_engines_fail_none_is_left_out() {
+        let policy = fixture::policy(1, "A");
+        let own = Own {
+            health: &|_| Health::Down,
+            ..NOTHING
+        };
+        let verdict = verdicts(&policy, &BTreeMap::new(), &heard(None, SECOND_NS), &own)[0];
+        assert_eq!((verdict.state.out, verdict.reason), (false, None));
+    }
+
+    #[test]
+    fn the_larger_of_own_and_pooled_penalty_counts_and_the_whole_is_told() {
+        let policy = fixture::policy(1, "A");
+        let seen = seen(vec![state(0, Health::Up, 0)]);
+        let penalty = |found: f64| {
+            let own = Own {
+                penalty: &move |_| found,
+                ..NOTHING
+            };
+            let heard = heard(Some(&seen), SECOND_NS);
+            let verdict = verdicts(&policy, &BTreeMap::new(), &heard, &own)[0];
+            (verdict.state.penalty, verdict.state.out, verdict.reason)
+        };
+        assert_eq!(penalty(0.1), (0.25, false, None));
+        assert_eq!(penalty(0.75), (0.75, false, None));
+        assert_eq!(penalty(1.0), (1.0, false, Some(OutReason::Ejected)));
+    }
+
+    #[test]
+    fn ages_are_of_the_engine_and_only_recent_queues_count() {
+        let policy = fixture::policy(1, "A");
+        let engine = &policy.engines[0];
+        let mut seen = seen(vec![state(0, Health::Up, 700)]);
+        assert_eq!(seen.health_age_ms(engine, 2 * SECOND_NS), Some(1_700));
+        assert_eq!(seen.load_of(engine, 2 * SECOND_NS), None, "never seen");
+        seen.states.engines[0].load_age_ms = 500;
+        assert!(seen.load_of(engine, 3 * SECOND_NS).is_some());
+        assert!(seen.load_of(engine, 4 * SECOND_NS).is_none());
+        seen.states.engines[0].health_age_ms = u32::MAX;
+        assert_eq!(seen.health_age_ms(engine, 2 * SECOND_NS), None);
     }
 
     #[test]
@@ -231,7 +417,8 @@ mod tests {
             (true, Some(OutReason::UnknownCredential))
         );
         let known = BTreeMap::from([("gpu-cloud".to_owned(), Credential::default())]);
-        assert_eq!(verdicts(&policy, &known, None, 0, 30_000)[0].reason, None);
+        let verdicts = verdicts(&policy, &known, &heard(None, 0), &NOTHING);
+        assert_eq!(verdicts[0].reason, None);
     }
 
     #[test]

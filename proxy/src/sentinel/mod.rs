@@ -18,6 +18,8 @@ mod episodes;
 #[cfg(test)]
 pub(crate) mod fixture;
 mod load;
+mod penalise;
+mod probe;
 mod siblings;
 pub(crate) mod supervise;
 mod utilise;
@@ -29,22 +31,27 @@ use std::time::Duration;
 
 use pointsman_shm::engine_state::EngineStates;
 use pointsman_shm::id::EngineSlot;
+use pointsman_shm::policy::{Engine, PlannedState, Policy};
 use pointsman_shm::region::Kind;
 use pointsman_shm::signals::SignalsWriter;
 
 use crate::clock::{boottime_ns, monotonic_ns};
 use crate::config::Config;
 use crate::decide::allowance::Allowances;
+use crate::decide::expect::Outlooks;
 use crate::decide::guard::{GuardTable, GuardWord};
-use crate::metrics::{ProcessMetrics, Rung, ShardMetrics};
+use crate::metrics::{OutReason, ProcessMetrics, Rung, ShardMetrics};
 use crate::policy::Publisher;
+use crate::secrets::SecretsHandle;
 use crate::signals::{SignalsHandle, SignalsSender};
 
 pub use load::HostLoad;
 
 use allot::Allotter;
-use engines::{Seen, Verdict};
+use engines::{Heard, Own, Seen, Verdict};
 use episodes::Episodes;
+use penalise::Penalties;
+use probe::Probes;
 use siblings::Siblings;
 use utilise::Utilise;
 use watch::{Look, Watch};
@@ -68,6 +75,8 @@ pub struct Shared {
     pub guard: Arc<GuardTable>,
     /// What shards may have in flight at each engine, of which the sentinel is the only giver.
     pub allowances: Arc<Allowances>,
+    /// What is to be expected of engines, likewise.
+    pub outlooks: Arc<Outlooks>,
     /// The process's counters.
     pub process: Arc<ProcessMetrics>,
     /// Every shard's counters.
@@ -85,6 +94,11 @@ pub struct Sentinel {
     seen: Option<Seen>,
     /// Verdicts of the current policy's engines, as stored in the guard.
     verdicts: Vec<(EngineSlot, Verdict)>,
+    penalties: Penalties,
+    probes: Probes,
+    secrets: Option<SecretsHandle>,
+    /// When it began to look: what was never heard of is as old.
+    began_ns: u64,
     signals: Option<Signals>,
     allotter: Allotter,
     episodes: Episodes,
@@ -116,6 +130,10 @@ impl Sentinel {
             engines: Watch::new(&dir, Kind::Engines),
             seen: None,
             verdicts: Vec::new(),
+            penalties: Penalties::default(),
+            probes: Probes::default(),
+            secrets: None,
+            began_ns: monotonic_ns(),
             signals: None,
             episodes: Episodes::default(),
             allotter: Allotter::new(Siblings::new(dir.join("signals"))),
@@ -126,6 +144,11 @@ impl Sentinel {
             next_housekeeping_ns: 0,
             shared,
         }
+    }
+
+    /// Gives it what the host proves itself with, for health checks inside TLS.
+    pub fn set_secrets(&mut self, secrets: SecretsHandle) {
+        self.secrets = Some(secrets);
     }
 
     /// Takes up what is there already (the region file, else the copy on disk), then makes the
@@ -247,6 +270,8 @@ impl Sentinel {
 
     fn housekeeping(&mut self, now_ns: u64) {
         self.confirm();
+        self.check_health(now_ns);
+        self.penalise(now_ns);
         self.judge_engines(now_ns);
         self.utilise(now_ns);
         self.publisher.collect();
@@ -310,26 +335,90 @@ impl Sentinel {
         let Some(adopted) = self.publisher.current() else {
             return;
         };
-        let config = &self.shared.config;
-        let verdicts = engines::verdicts(
-            &adopted.policy,
-            &config.credentials,
-            self.seen.as_ref(),
-            now_ns,
-            config.stale_after_ms,
-        );
-        let verdicts: Vec<_> = adopted
-            .policy
-            .engines
-            .iter()
-            .map(|engine| engine.slot)
-            .zip(verdicts)
-            .collect();
+        let verdicts = self.judged(&adopted.policy, now_ns);
         if verdicts != self.verdicts {
             let labels = adopt::labels(&adopted.policy, &verdicts);
             adopt::tell_changes(&adopted.policy, &self.verdicts, &verdicts);
             self.store_verdicts(verdicts);
             self.shared.process.set_labels(labels);
+        }
+    }
+
+    /// The verdict on each engine of a policy: what the control plane knows, what own health checks
+    /// say, and what this host holds against it.
+    fn judged(&self, policy: &Policy, now_ns: u64) -> Vec<(EngineSlot, Verdict)> {
+        let config = &self.shared.config;
+        let own = Own {
+            penalty: &|engine| self.penalties.of(engine.slot, engine.generation),
+            health: &|engine| self.probes.health(engine.slot, engine.generation, now_ns),
+            after_ms: config.probes.after_ms,
+        };
+        let heard = Heard {
+            seen: self.seen.as_ref(),
+            now_ns,
+            max_age_ms: config.stale_after_ms,
+        };
+        let verdicts = engines::verdicts(policy, &config.credentials, &heard, &own);
+        let slots = policy.engines.iter().map(|engine| engine.slot);
+        slots.zip(verdicts).collect()
+    }
+
+    /// Asks engines for their health of which nothing recent is known, or which are out.
+    fn check_health(&mut self, now_ns: u64) {
+        let config = &self.shared.config;
+        let Some(adopted) = self.publisher.current().filter(|_| config.probes.enabled) else {
+            return;
+        };
+        if let Some(secrets) = &mut self.secrets {
+            secrets.take_up();
+        }
+        let around = probe::Surroundings {
+            config,
+            secrets: self.secrets.as_ref().map(SecretsHandle::current),
+            process: &self.shared.process,
+        };
+        let (seen, began_ns) = (self.seen.as_ref(), self.began_ns);
+        let wanted = |engine: &Engine| {
+            let age_ms = seen.and_then(|seen| seen.health_age_ms(engine, now_ns));
+            let age_ms = age_ms.unwrap_or((now_ns - began_ns) / 1_000_000);
+            engine.state != PlannedState::Out
+                && (age_ms > config.probes.after_ms
+                    || self.penalties.is_doubtful(engine.slot, engine.generation))
+        };
+        self.probes.turn(&adopted.policy, wanted, &around, now_ns);
+    }
+
+    /// Looks at what shards counted for and against engines.
+    fn penalise(&mut self, now_ns: u64) {
+        let config = &self.shared.config;
+        let Some(adopted) = self
+            .publisher
+            .current()
+            .filter(|_| config.penalties.enabled)
+        else {
+            return;
+        };
+        let engines = &adopted.policy.engines;
+        let (seen, verdicts) = (self.seen.as_ref(), &self.verdicts);
+        // An engine is not down for being ejected: that would keep it out for ever.
+        let is_down = |at: usize| {
+            let reason = verdicts.get(at).and_then(|(_, verdict)| verdict.reason);
+            reason.is_some_and(|reason| reason != OutReason::Ejected)
+        };
+        let waiting = |at: usize| {
+            let state = seen.and_then(|seen| seen.load_of(&engines[at], now_ns));
+            state.and_then(|state| state.waiting).unwrap_or(0)
+        };
+        let sources = penalise::Sources {
+            shards: &self.shared.shards,
+            signals: self.signals.as_ref().map(|signals| &signals.writer),
+            outlooks: &self.shared.outlooks,
+            is_down: &is_down,
+            waiting: &waiting,
+        };
+        let rules = &config.penalties.rules;
+        if self.penalties.look(&sources, rules, now_ns) {
+            self.shared.process.set_penalties(self.penalties.page());
         }
     }
 

@@ -48,6 +48,7 @@ impl World {
             config: Arc::new(config),
             guard: Arc::clone(&guard),
             allowances: Arc::clone(&allowances),
+            outlooks: Arc::default(),
             process: Arc::clone(&process),
             shards: vec![Arc::default()],
             load: Arc::default(),

@@ -25,6 +25,7 @@ use super::shard::Shard;
 use super::source::Source;
 use super::sys::Socket;
 use super::tls::handshake;
+use super::waits::WaitId;
 use crate::clock::monotonic_ns;
 use crate::decide::retry::{self, AttemptEnd, Connection, CutOff, Next};
 use crate::secrets::TlsFailure;
@@ -33,13 +34,15 @@ use crate::wire::head::HeadError;
 /// Keeps every count of requests in flight true: whatever way an attempt ends, a panic included,
 /// it is counted as ended exactly once.
 pub(crate) struct Attempt {
-    shard: Rc<Shard>,
+    pub(super) shard: Rc<Shard>,
     /// The engine it goes to.
     pub(crate) engine: Rc<EngineView>,
     /// The (class, engine) pair it belongs to.
     pub(crate) pair: (PairNumber, Generation),
     /// It must not go over a connection that served before, because it cannot be sent twice.
     pub(crate) only_fresh: bool,
+    /// What is expected of its answer, until the first token came.
+    pub(crate) wait: Cell<Option<WaitId>>,
     outcome: Outcome,
     /// It was counted as ended before it is dropped.
     has_ended: Cell<bool>,
@@ -93,6 +96,7 @@ impl Attempt {
             engine: Rc::clone(engine),
             pair,
             only_fresh: false,
+            wait: Cell::new(None),
             outcome: Outcome::Ours,
             has_ended: Cell::new(false),
         }
@@ -103,6 +107,7 @@ impl Attempt {
         if self.has_ended.replace(true) {
             return;
         }
+        self.stops_to_wait();
         let metrics = &self.shard.metrics;
         metrics.engine(self.engine.slot).in_flight.decrement();
         self.shard.allowances().give_back(self.engine.slot);
@@ -230,6 +235,7 @@ impl Attempt {
         // After the connect, during which a body that another engine had may be let go.
         let request = sending.http1(&self.engine, &shard.buffers);
         let request = request.ok_or(NotOpened::LetGo)?;
+        self.begins_to_wait(begun_ns);
         let exchanged = exchange(
             client,
             &conn.socket,
@@ -277,6 +283,7 @@ impl Attempt {
             shard.metrics.connection_reuse.increment();
         }
         let begun_ns = monotonic_ns();
+        self.begins_to_wait(begun_ns);
         let asked = h2::Asked {
             request,
             body: sending.body,

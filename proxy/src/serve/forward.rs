@@ -17,6 +17,7 @@ use super::body::Body;
 use super::client::Interrupt;
 use super::engines::EngineView;
 use super::exchange::Answer;
+use super::expected::expect;
 use super::guarded::guarded;
 use super::meter::Meter;
 use super::outgoing::Sending;
@@ -126,6 +127,9 @@ impl Story<'_> {
                 .note(|why| why.chosen(&choice.engine.id, choice.via, choice.table));
             let mut attempt = Attempt::start(self.shard, &choice.engine, choice.pair);
             attempt.only_fresh = course.body.flow().is_some();
+            let asked = (course.body, self.features);
+            let wait = expect(self.shard, &choice.engine, course.target, asked);
+            attempt.wait.set(wait);
             let why = self.shard.config.why.as_ref();
             let secrets = Arc::clone(self.shard.secrets.borrow().current());
             let sending = Sending {

@@ -17,6 +17,7 @@ mod client_conn;
 mod endpoint;
 mod engines;
 mod exchange;
+mod expected;
 mod flow;
 mod forward;
 mod guarded;
@@ -47,6 +48,7 @@ mod turn;
 mod upload;
 mod waiting;
 mod why;
+mod waits;
 
 #[cfg(any(test, fuzzing))]
 pub use h2::{operate_as_client, operate_as_server};

@@ -22,10 +22,12 @@ use super::pool::Pools;
 use super::stream::Patience;
 use super::turn;
 use super::waiting::Waiting;
+use super::waits::Waits;
 use crate::clock::{boottime_ns, monotonic_ns};
 use crate::config::Config;
 use crate::decide::allowance::{Allowances, ShardAllowances};
 use crate::decide::back_off::BackOffs;
+use crate::decide::expect::{BodyLengths, Outlooks};
 use crate::decide::guard::GuardTable;
 use crate::decide::rates::Rates;
 use crate::decide::retry::RetryRules;
@@ -61,6 +63,12 @@ pub(crate) struct Shard {
     allowances: Arc<Allowances>,
     /// Requests that wait until an engine has room.
     pub(crate) waiting: Waiting,
+    /// What is to be expected of engines.
+    pub(crate) outlooks: Arc<Outlooks>,
+    /// Requests that wait for their first token.
+    pub(crate) waits: RefCell<Waits>,
+    /// How long the bodies of each class are.
+    pub(crate) lengths: RefCell<BodyLengths>,
     /// Engines that refused a connection.
     pub(crate) back_offs: RefCell<BackOffs>,
     /// With how many processes this one shares the host's part.
@@ -101,6 +109,8 @@ pub(crate) struct Shard {
     pub(crate) in_flight: Cell<usize>,
     /// Client connections open.
     pub(crate) connections: Cell<usize>,
+    /// When the last housekeeping turn was.
+    ticked_ns: Cell<u64>,
     phase: Cell<Phase>,
     /// Housekeeping turns so far.
     turn: Cell<u64>,
@@ -164,6 +174,10 @@ impl Shard {
             secrets: RefCell::new(context.secrets),
             handshakes: Cell::new(0),
             guard: context.guard,
+            outlooks: context.outlooks,
+            waits: RefCell::default(),
+            lengths: RefCell::default(),
+            ticked_ns: Cell::new(now_ns),
             number: context.shard,
             waiting: Waiting::default(),
             allowances: context.allowances,
@@ -232,6 +246,31 @@ impl Shard {
         self.phase.get() >= Phase::Draining
     }
 
+    /// Counts the requests that wait too long, and of the process's own penalties how long they stand:
+    /// one shard tells these for all.
+    fn tell_of_engines(&self, now_ns: u64) {
+        let signals = self.signals.borrow();
+        self.waits.borrow_mut().look(now_ns, |engine, generation| {
+            self.metrics.evidence(engine, generation).late();
+            if let Some(cell) = signals.segment().engine(engine, generation) {
+                cell.late();
+            }
+        });
+        let elapsed_us = now_ns.saturating_sub(self.ticked_ns.replace(now_ns)) / 1_000;
+        let policy = self.policy.borrow();
+        let Some(adopted) = policy.current().filter(|_| self.number == 0) else {
+            return;
+        };
+        for engine in &adopted.policy.engines {
+            let penalty = self.outlooks.load(engine.slot).penalty();
+            if penalty > 0.0
+                && let Some(cell) = signals.segment().engine(engine.slot, engine.generation)
+            {
+                cell.penalised_us((penalty * elapsed_us as f64) as u64);
+            }
+        }
+    }
+
     /// Housekeeping: everything that happens without a request.
     fn tick(&self) -> Phase {
         let now_ns = monotonic_ns();
@@ -240,6 +279,7 @@ impl Shard {
         self.policy.borrow().store_running();
         let version = self.policy.borrow().version();
         self.signals.borrow_mut().tick(boottime_ns(), version);
+        self.tell_of_engines(now_ns);
         let is_second = self.turn.get().is_multiple_of(TURNS_BETWEEN_LOOKS);
         self.pools.sweep(now_ns, is_second);
         self.pools2.look(now_ns, is_second);

@@ -50,6 +50,7 @@ impl<'a> Tally<'a> {
         let client_us = monotonic_ns().saturating_sub(self.started_ns) / 1_000;
         self.shard.metrics.ttft.observe_us(client_us);
         self.attempt.measure(|cell| cell.ttft_us(ttft_us));
+        self.attempt.compares(ttft_us);
         let signals = self.shard.signals.borrow();
         let segment = signals.segment();
         if let Some(cell) = segment.pair(self.attempt.pair.0, self.attempt.pair.1) {

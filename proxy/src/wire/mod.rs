@@ -7,6 +7,7 @@ pub mod field;
 pub mod frames;
 pub mod framing;
 pub mod head;
+pub mod health_check;
 pub mod http1_write;
 pub mod http2_head;
 pub mod json;

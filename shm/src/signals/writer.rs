@@ -12,12 +12,12 @@ use std::sync::Arc;
 
 use super::layout::{
     AT_ADMITTED, AT_ANSWERS, AT_ATTACHED, AT_ATTEMPTS, AT_BEAT_NS, AT_CACHED_TOKENS,
-    AT_CLIENT_TTFT, AT_CONNECT, AT_ENDED, AT_ESTIMATED, AT_MOVED, AT_OFFERED, AT_OUTPUT_TOKENS,
-    AT_PART_ARRIVALS, AT_PART_WORK, AT_POLICY_VERSION, AT_PROMPT_TOKENS, AT_RTT, AT_SHED,
-    AT_STARTED, AT_TBOT, AT_TBOT_GAPS, AT_TBOT_SUM_US, AT_TTFT, AT_TTFT_COUNT, AT_TTFT_SUM_US,
-    AT_UPLOAD, PARTS,
+    AT_CLIENT_TTFT, AT_CONNECT, AT_ENDED, AT_ESTIMATED, AT_LATE, AT_MOVED, AT_OFFERED,
+    AT_OUTPUT_TOKENS, AT_PART_ARRIVALS, AT_PART_WORK, AT_PENALISED, AT_POLICY_VERSION,
+    AT_PROMPT_TOKENS, AT_RTT, AT_SHED, AT_STARTED, AT_TBOT, AT_TBOT_GAPS, AT_TBOT_SUM_US, AT_TTFT,
+    AT_TTFT_COUNT, AT_TTFT_SUM_US, AT_UPLOAD, PARTS,
 };
-use super::record::{add, enter};
+use super::record::{AT_GENERATION, add, enter};
 use super::sheet::Sheet;
 use super::{Instance, Outcome, Shape, ShedCause, bucket_of_us};
 use crate::atomic::{AtomicU64, Ordering};
@@ -109,6 +109,28 @@ impl SignalsWriter {
             settled,
             old: RefCell::new(old),
         }
+    }
+
+    /// Gaps between tokens of an engine's streams that all shards counted, and their sum in
+    /// microseconds, for the process's own use: 0 in another life of the slot number.
+    #[must_use]
+    pub fn gaps(&self, slot: EngineSlot, generation: Generation) -> (u64, u64) {
+        let (mut count, mut sum_us) = (0_u64, 0_u64);
+        for shard in 0..self.current.geometry.shape.shards {
+            let newest = self.newest();
+            let moved = newest.is_carried(shard);
+            let sheet = if moved { newest } else { &self.current };
+            let geometry = &sheet.geometry;
+            if slot.0 >= geometry.shape.engines {
+                continue;
+            }
+            let record = &sheet.segment(shard)[geometry.engine_at(slot.index())..];
+            if record[AT_GENERATION].load(Ordering::Relaxed) == u64::from(generation.0) {
+                count = count.wrapping_add(record[AT_TBOT].load(Ordering::Relaxed));
+                sum_us = sum_us.wrapping_add(record[AT_TBOT + 1].load(Ordering::Relaxed));
+            }
+        }
+        (count, sum_us)
     }
 
     /// Starts a file of at least this shape. It takes the old one's place in [`Self::settle`].
@@ -375,6 +397,18 @@ impl EngineCell<'_> {
     /// A network round trip.
     pub fn rtt_us(&self, value_us: u64) {
         observe(self.record, AT_RTT, value_us);
+    }
+
+    /// An attempt waits for its first byte over three times as long as was predicted; once for each
+    /// attempt, while it waits.
+    pub fn late(&self) {
+        add(&self.record[AT_LATE], 1);
+    }
+
+    /// For so long a penalty stood that this process found by itself: penalty x microseconds. One
+    /// shard of a process tells it, the penalty being that of the process.
+    pub fn penalised_us(&self, amount_us: u64) {
+        add(&self.record[AT_PENALISED], amount_us);
     }
 }
 

@@ -279,6 +279,38 @@ fn a_penalty_takes_its_fraction_less_what_the_plan_counts() {
 }
 
 #[test]
+fn a_penalty_is_as_large_before_the_plan_takes_it_as_after_and_gives_the_same_keys_back() {
+    let planned = |weight: f64, planned_factor: f64| {
+        let weights = [(3, weight), (5, 1.0 - weight)];
+        let mut policy = testing::policy(&[3, 5], &[&weights]);
+        policy.engines[0].planned_factor = planned_factor;
+        World::new(policy)
+    };
+    let keys = |world: &mut World| -> Vec<u64> {
+        let keys = (0..10_000).map(finish);
+        keys.filter(|&key| world.engine(key) == 3).collect()
+    };
+    let mut before = planned(0.5, 1.0);
+    let whole = keys(&mut before);
+    for penalty in [0.25, 0.5, 0.75] {
+        before.guard(3, |state| state.penalty = penalty);
+        let kept = keys(&mut before);
+        let share = 0.5 * (1.0 - penalty);
+        assert!(near(kept.len(), 10_000, share), "{penalty}: {}", kept.len());
+        assert!(kept.iter().all(|key| whole.contains(key)));
+        // The plan has taken half of it, or all.
+        for taken in [penalty / 2.0, penalty] {
+            let mut after = planned(0.5 * (1.0 - taken), 1.0 - taken);
+            after.guard(3, |state| state.penalty = penalty);
+            let kept = keys(&mut after).len();
+            assert!(near(kept, 10_000, share), "{penalty} {taken}: {kept}");
+        }
+    }
+    before.guard(3, |state| state.penalty = 0.0);
+    assert_eq!(keys(&mut before), whole);
+}
+
+#[test]
 fn standby_only_engines_wait_for_a_refusal() {
     let mut world = World::of(THIRDS);
     world.guard(3, |state| state.standby_only = true);

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use pointsman_shm::id::{ClassSlot, EngineSlot, Generation};
 
 use super::*;
-use crate::metrics::{EngineLabel, Expiry, Labels, OutReason};
+use crate::metrics::{EngineLabel, EnginePenalty, Expiry, Labels, OutReason};
 use crate::policy::Source;
 use crate::wire::orca::LoadReport;
 
@@ -122,10 +122,20 @@ impl World {
                 generation: LIFE,
                 id: engine.to_owned(),
                 out: Some(OutReason::Down),
+                penalty: 0.25,
             }],
             classes: vec![(ClassSlot(2), LIFE, class.to_owned())],
             priorities: vec!["high".to_owned(), "low".to_owned()],
         });
+        world.process.set_penalties(vec![EnginePenalty {
+            slot: EngineSlot(7),
+            generation: LIFE,
+            found: 0.25,
+            ejections: 3,
+            first_token_factor: Some(4.5),
+            gap_factor: None,
+        }]);
+        world.process.probes[ProbeOutcome::Refused as usize].increment();
         world.process.set_expiries(vec![Expiry {
             certificate: "own.pem".to_owned(),
             not_after_unix_s: 1_930_089_600,
@@ -143,6 +153,7 @@ impl World {
                 waiting: None,
             };
             shard.engine(EngineSlot(7)).reported(&report, 5);
+            shard.evidence(EngineSlot(7), LIFE).late();
             shard.retry(Outcome::ConnectRefused);
             shard.shed(ShedCause::NoEngine);
             shard.rate_exceeded(1, true);
@@ -196,6 +207,26 @@ fn every_declared_metric_is_rendered_and_no_other() {
             "{name} is rendered and not declared"
         );
     }
+}
+
+#[test]
+fn what_is_held_against_an_engine_is_told() {
+    let samples = read(&World::new("e", "c").page());
+    let of = |name: &str, more: &[(&str, &str)]| {
+        let labels = [&[("engine", "e")], more].concat();
+        value(&samples, &format!("pointsman_proxy_{name}"), &labels)
+    };
+    assert_eq!(of("engine_penalty", &[]), Some(0.25));
+    assert_eq!(of("engine_ejections_total", &[]), Some(3.0));
+    assert_eq!(of("engine_late_total", &[]), Some(2.0));
+    assert_eq!(of("engine_slowness", &[("time", "first_token")]), Some(4.5));
+    assert_eq!(of("engine_slowness", &[("time", "token_gap")]), None);
+    let probes = "pointsman_proxy_probes_total";
+    assert_eq!(
+        value(&samples, probes, &[("outcome", "refused")]),
+        Some(1.0)
+    );
+    assert_eq!(value(&samples, probes, &[("outcome", "well")]), Some(0.0));
 }
 
 #[test]

@@ -1,0 +1,498 @@
+//! The course of one engine's penalty: up in steps while evidence comes in, out for a time at the
+//! extreme, back by trial and then gradually.
+//!
+//! Not a function of the evidence at one moment: a penalty that followed its evidence would take
+//! the traffic away that the evidence is made of, and swing. So it holds where nothing is seen, and
+//! every change has its least time.
+
+use super::Rules;
+use super::evidence::{Cause, Finding};
+
+/// How an engine fares.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Stage {
+    /// Nothing is held against it.
+    #[default]
+    Clear,
+    /// It loses a part of its keys.
+    Penalised,
+    /// It gets nothing.
+    Ejected,
+    /// A few requests show how it is.
+    OnTrial,
+    /// It gets its keys back, part by part.
+    Returning,
+}
+
+/// What changed; each is one line in the log.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Action {
+    /// The penalty went up a step.
+    Penalised(Cause),
+    /// It gets nothing for so long, nanoseconds.
+    Ejected(Cause, u64),
+    /// It is tried with a few requests.
+    Tried,
+    /// It begins to get its keys back.
+    Returns,
+    /// It has them all again.
+    Cleared,
+}
+
+/// What a look at an engine brings.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Look {
+    /// Now, nanoseconds.
+    pub(super) now_ns: u64,
+    /// What the evidence comes to.
+    pub(super) finding: Finding,
+    /// Its own health check fails; it does not come back while it does.
+    pub(super) is_down: bool,
+    /// Time in which a first token may be missed, nanoseconds: how long a trial takes to tell.
+    pub(super) patience_ns: u64,
+}
+
+/// One engine's penalty.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Course {
+    stage: Stage,
+    penalty: f64,
+    /// Since when there has been a penalty.
+    since_ns: u64,
+    /// When the penalty last changed.
+    changed_ns: u64,
+    /// When evidence against it last came.
+    evidence_ns: u64,
+    /// When an ejection ends.
+    until_ns: u64,
+    /// Ejections that are not forgiven yet: each doubles the next one's length.
+    ejections: u32,
+    /// Since when it has been healthy, or when an ejection was last forgiven.
+    healthy_ns: u64,
+    /// What brought the penalty.
+    cause: Option<Cause>,
+    /// It was ejected, and is on probation until it is clear.
+    on_probation: bool,
+    good: u64,
+}
+
+/// Penalty of each step; after the last comes ejection.
+const STEPS: [f64; 3] = [0.25, 0.5, 0.75];
+/// Share of its keys that an engine gets at first on trial; doubled while too few requests come.
+const TRIAL_SHARE: f64 = 0.02;
+/// Good answers that end a trial.
+const TRIAL_GOOD: u64 = 3;
+/// Steps of a whole return.
+const RETURN_STEPS: u32 = 20;
+/// Ejections counted towards the length of the next, at most.
+const EJECTIONS_MOST: u32 = 10;
+/// A penalty without further evidence begins to go back after this long, nanoseconds.
+const QUIET_NS: u64 = 10_000_000_000;
+/// So does one whose engine has answered well for this long.
+const CALM_NS: u64 = 2_000_000_000;
+/// Failures in a row that end a trial or a return.
+const PROBATION_FAULTS: u64 = 2;
+
+impl Course {
+    /// The penalty that it comes to, 0 to 1.
+    #[must_use]
+    pub(super) fn penalty(&self) -> f64 {
+        self.penalty
+    }
+
+    /// Where it stands.
+    #[must_use]
+    pub(super) fn stage(&self) -> Stage {
+        self.stage
+    }
+
+    /// Since when there has been a penalty, nanoseconds.
+    #[must_use]
+    pub(super) fn since_ns(&self) -> u64 {
+        self.since_ns
+    }
+
+    /// What brought the penalty.
+    #[must_use]
+    pub(super) fn cause(&self) -> Option<Cause> {
+        self.cause
+    }
+
+    /// Whether it came back from an ejection and is not yet believed.
+    #[must_use]
+    pub(super) fn on_probation(&self) -> bool {
+        self.on_probation
+    }
+
+    /// Takes a look in; what changed, if anything.
+    pub(super) fn look(&mut self, look: &Look, rules: &Rules) -> Option<Action> {
+        if look.finding.against.is_some() && look.finding.fresh {
+            self.evidence_ns = look.now_ns;
+        }
+        let action = match self.stage {
+            Stage::Clear => {
+                self.forgive(look.now_ns, rules);
+                self.accuse(look, rules)
+            }
+            Stage::Penalised => self
+                .accuse(look, rules)
+                .or_else(|| self.relent(look.now_ns, &look.finding)),
+            Stage::Ejected => self.try_again(look),
+            Stage::OnTrial => self.accuse(look, rules).or_else(|| self.widen(look, rules)),
+            Stage::Returning => self
+                .accuse(look, rules)
+                .or_else(|| self.give_back(look.now_ns, rules)),
+        };
+        debug_assert!((0.0..=1.0).contains(&self.penalty));
+        debug_assert!((self.stage == Stage::Clear) == (self.penalty == 0.0));
+        action
+    }
+
+    /// One step up, or out, where the evidence asks for it.
+    fn accuse(&mut self, look: &Look, rules: &Rules) -> Option<Action> {
+        let Look {
+            now_ns, finding, ..
+        } = *look;
+        let row = match self.on_probation {
+            true => rules.faults_in_a_row.min(PROBATION_FAULTS),
+            false => rules.faults_in_a_row,
+        };
+        if finding.faults_in_a_row >= row {
+            return Some(self.eject(now_ns, Cause::Failures, rules));
+        }
+        let cause = finding.against?;
+        if self.on_probation {
+            return Some(self.eject(now_ns, cause, rules));
+        }
+        // A step waits for its effect, and for evidence that came after it.
+        let is_first = matches!(self.stage, Stage::Clear | Stage::Returning);
+        let is_due = now_ns >= self.changed_ns.saturating_add(rules.step_ns);
+        if !finding.fresh || !is_first && !is_due {
+            return None;
+        }
+        let Some(next) = STEPS.into_iter().find(|step| *step > self.penalty) else {
+            return Some(self.eject(now_ns, cause, rules));
+        };
+        if self.penalty == 0.0 {
+            self.since_ns = now_ns;
+        }
+        self.cause = Some(cause);
+        self.set(Stage::Penalised, next, now_ns);
+        Some(Action::Penalised(cause))
+    }
+
+    fn eject(&mut self, now_ns: u64, cause: Cause, rules: &Rules) -> Action {
+        let first_ns = match cause {
+            Cause::Failures => rules.eject_ns,
+            Cause::Slow(_) => rules.eject_slow_ns,
+        };
+        let length_ns = first_ns
+            .saturating_mul(1 << self.ejections.min(EJECTIONS_MOST))
+            .min(rules.eject_most_ns);
+        self.ejections = (self.ejections + 1).min(EJECTIONS_MOST);
+        self.until_ns = now_ns.saturating_add(length_ns);
+        if self.penalty == 0.0 {
+            self.since_ns = now_ns;
+        }
+        self.cause = Some(cause);
+        self.on_probation = true;
+        self.set(Stage::Ejected, 1.0, now_ns);
+        Action::Ejected(cause, length_ns)
+    }
+
+    /// A penalised engine that answers well, or of which nothing more is heard, gets back.
+    fn relent(&mut self, now_ns: u64, finding: &Finding) -> Option<Action> {
+        let quiet_ns = now_ns.saturating_sub(self.evidence_ns.max(self.changed_ns));
+        let is_over = quiet_ns >= QUIET_NS || finding.calm && quiet_ns >= CALM_NS;
+        is_over.then(|| {
+            self.set(Stage::Returning, self.penalty, now_ns);
+            Action::Returns
+        })
+    }
+
+    fn try_again(&mut self, look: &Look) -> Option<Action> {
+        if look.now_ns < self.until_ns || look.is_down {
+            return None;
+        }
+        self.good = 0;
+        self.set(Stage::OnTrial, 1.0 - TRIAL_SHARE, look.now_ns);
+        Some(Action::Tried)
+    }
+
+    /// On trial: back where enough is well; a larger share where too little was seen to tell.
+    fn widen(&mut self, look: &Look, rules: &Rules) -> Option<Action> {
+        self.good = self.good.saturating_add(look.finding.good);
+        if self.good >= TRIAL_GOOD {
+            self.set(Stage::Returning, self.penalty, look.now_ns);
+            return Some(Action::Returns);
+        }
+        if look.now_ns < self.changed_ns.saturating_add(look.patience_ns) {
+            return None;
+        }
+        let share = 2.0 * (1.0 - self.penalty);
+        if share >= 1.0 {
+            return Some(self.clear(look.now_ns));
+        }
+        // No faster than a return that goes well.
+        let step_ns = (rules.return_ns as f64 * (share / 2.0)) as u64;
+        if look.now_ns >= self.changed_ns.saturating_add(step_ns) {
+            self.set(Stage::OnTrial, 1.0 - share, look.now_ns);
+        }
+        None
+    }
+
+    fn give_back(&mut self, now_ns: u64, rules: &Rules) -> Option<Action> {
+        let step_ns = rules.return_ns / u64::from(RETURN_STEPS);
+        if now_ns < self.changed_ns.saturating_add(step_ns) {
+            return None;
+        }
+        let penalty = self.penalty - 1.0 / f64::from(RETURN_STEPS);
+        if penalty <= 1e-9 {
+            return Some(self.clear(now_ns));
+        }
+        self.set(Stage::Returning, penalty, now_ns);
+        None
+    }
+
+    fn clear(&mut self, now_ns: u64) -> Action {
+        self.healthy_ns = now_ns;
+        self.on_probation = false;
+        self.cause = None;
+        self.set(Stage::Clear, 0.0, now_ns);
+        Action::Cleared
+    }
+
+    /// An ejection is forgiven for each time of health.
+    fn forgive(&mut self, now_ns: u64, rules: &Rules) {
+        if self.ejections > 0 && now_ns >= self.healthy_ns.saturating_add(rules.forgive_ns) {
+            self.ejections -= 1;
+            self.healthy_ns = now_ns;
+        }
+    }
+
+    fn set(&mut self, stage: Stage, penalty: f64, now_ns: u64) {
+        self.stage = stage;
+        self.penalty = penalty;
+        self.changed_ns = now_ns;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::decide::penalty::Signal;
+
+    const SECOND_NS: u64 = 1_000_000_000;
+    const LOOK_NS: u64 = SECOND_NS / 10;
+    const SLOW: Cause = Cause::Slow(Signal::FirstToken);
+
+    /// A course that is looked at every 100 ms.
+    struct Watched {
+        course: Course,
+        rules: Rules,
+        now_ns: u64,
+    }
+
+    impl Watched {
+        fn new() -> Self {
+            Self {
+                course: Course::default(),
+                rules: Rules::default(),
+                now_ns: SECOND_NS,
+            }
+        }
+
+        fn look(&mut self, finding: Finding, is_down: bool) -> Option<Action> {
+            self.now_ns += LOOK_NS;
+            let look = Look {
+                now_ns: self.now_ns,
+                finding,
+                is_down,
+                patience_ns: 2 * SECOND_NS,
+            };
+            self.course.look(&look, &self.rules)
+        }
+
+        /// Actions of looks that all find the same, each with its number of looks.
+        fn looks(&mut self, count: usize, finding: Finding) -> Vec<(usize, Action)> {
+            (1..=count)
+                .filter_map(|at| Some((at, self.look(finding, false)?)))
+                .collect()
+        }
+
+        fn fail(&mut self) -> Action {
+            let finding = Finding {
+                against: Some(Cause::Failures),
+                fresh: true,
+                faults_in_a_row: 5,
+                ..Finding::default()
+            };
+            self.look(finding, false).unwrap()
+        }
+    }
+
+    fn slow() -> Finding {
+        Finding {
+            against: Some(SLOW),
+            fresh: true,
+            ..Finding::default()
+        }
+    }
+
+    fn well(good: u64) -> Finding {
+        Finding {
+            good,
+            calm: true,
+            ..Finding::default()
+        }
+    }
+
+    fn ejected(cause: Cause, seconds: u64) -> Action {
+        Action::Ejected(cause, seconds * SECOND_NS)
+    }
+
+    #[test]
+    fn slowness_goes_up_by_steps_two_seconds_apart() {
+        let mut watched = Watched::new();
+        let actions = watched.looks(70, slow());
+        let step = Action::Penalised(SLOW);
+        let expected = [(1, step), (21, step), (41, step), (61, ejected(SLOW, 30))];
+        assert_eq!(actions, expected);
+        assert_eq!(watched.course.penalty(), 1.0);
+    }
+
+    #[test]
+    fn without_fresh_evidence_it_holds_and_then_goes_back() {
+        let mut watched = Watched::new();
+        watched.looks(21, slow());
+        assert_eq!(watched.course.penalty(), 0.5);
+        let stale = Finding {
+            fresh: false,
+            ..slow()
+        };
+        let actions = watched.looks(170, stale);
+        assert_eq!(actions[0], (100, Action::Returns));
+        // Ten steps of 600 ms.
+        assert_eq!(actions[1], (160, Action::Cleared));
+    }
+
+    #[test]
+    fn an_engine_that_is_well_again_returns_after_two_calm_seconds() {
+        let mut watched = Watched::new();
+        watched.looks(1, slow());
+        let actions = watched.looks(60, well(1));
+        assert_eq!(actions, [(20, Action::Returns), (50, Action::Cleared)]);
+    }
+
+    #[test]
+    fn e15_out_after_as_many_failures_each_time_and_longer_each_time() {
+        let mut watched = Watched::new();
+        watched.rules.faults_in_a_row = 3;
+        let row = |faults_in_a_row| Finding {
+            fresh: true,
+            faults_in_a_row,
+            ..Finding::default()
+        };
+        for seconds in [5, 10, 20, 40, 80, 160, 300, 300] {
+            assert_eq!(watched.look(row(1), false), None);
+            assert_eq!(watched.look(row(2), false), None);
+            let action = watched.look(row(3), false);
+            assert_eq!(action, Some(ejected(Cause::Failures, seconds)));
+            let looks = usize::try_from(seconds).unwrap() * 10;
+            assert_eq!(watched.looks(looks, well(0)), [(looks, Action::Tried)]);
+            let actions = watched.looks(130, well(1));
+            assert_eq!(actions, [(3, Action::Returns), (123, Action::Cleared)]);
+        }
+    }
+
+    #[test]
+    fn on_probation_little_is_enough() {
+        let mut watched = Watched::new();
+        assert_eq!(watched.fail(), ejected(Cause::Failures, 5));
+        watched.looks(50, well(0));
+        assert_eq!(watched.course.stage(), Stage::OnTrial);
+        let row = Finding {
+            fresh: true,
+            faults_in_a_row: 2,
+            ..Finding::default()
+        };
+        let action = watched.look(row, false);
+        assert_eq!(action, Some(ejected(Cause::Failures, 10)));
+        watched.looks(100, well(0));
+        watched.looks(20, well(1));
+        assert_eq!(watched.course.stage(), Stage::Returning);
+        assert_eq!(watched.look(slow(), false), Some(ejected(SLOW, 120)));
+    }
+
+    #[test]
+    fn e04_only_good_answers_end_a_trial() {
+        let mut watched = Watched::new();
+        watched.fail();
+        watched.looks(50, well(0));
+        // Answers that say nothing are no successes: the trial goes on.
+        assert_eq!(watched.looks(15, well(0)), []);
+        assert_eq!(watched.course.penalty(), 0.98);
+        assert_eq!(watched.looks(3, well(1)), [(3, Action::Returns)]);
+    }
+
+    #[test]
+    fn a_trial_that_few_requests_come_to_widens_by_its_patience() {
+        let mut watched = Watched::new();
+        watched.fail();
+        watched.looks(50, well(0));
+        let shares: Vec<i64> = (0..5)
+            .map(|_| {
+                watched.looks(20, well(0));
+                ((1.0 - watched.course.penalty()) * 100.0).round() as i64
+            })
+            .collect();
+        assert_eq!(shares, [4, 8, 16, 32, 32]);
+    }
+
+    #[test]
+    fn an_engine_that_is_down_stays_out() {
+        let mut watched = Watched::new();
+        watched.fail();
+        for _ in 0..200 {
+            assert_eq!(watched.look(well(0), true), None);
+        }
+        assert_eq!(watched.look(well(0), false), Some(Action::Tried));
+    }
+
+    #[test]
+    fn a_return_takes_ten_seconds_at_least_and_never_falls() {
+        let mut watched = Watched::new();
+        watched.fail();
+        watched.looks(50, well(0));
+        let began_ns = watched.now_ns;
+        let mut last = watched.course.penalty();
+        while watched.course.stage() != Stage::Clear {
+            watched.look(well(5), false);
+            let penalty = watched.course.penalty();
+            assert!(
+                penalty <= last && last - penalty <= 0.05 + 1e-9,
+                "{penalty}"
+            );
+            last = penalty;
+        }
+        let took_ns = watched.now_ns - began_ns;
+        assert_eq!(took_ns, 12_100_000_000);
+    }
+
+    #[test]
+    fn ejections_are_forgiven_one_a_minute_of_health() {
+        let mut watched = Watched::new();
+        for _ in 0..3 {
+            watched.fail();
+            let actions = watched.looks(1_000, well(1));
+            assert_eq!(
+                actions.last().map(|(_, action)| *action),
+                Some(Action::Cleared)
+            );
+        }
+        // Up to here 5, 10, 20 s; in between a part of a minute each.
+        watched.looks(600, well(1));
+        assert_eq!(watched.course.ejections, 0);
+        assert_eq!(watched.fail(), ejected(Cause::Failures, 5));
+    }
+}

@@ -1,0 +1,110 @@
+//! How much of what is held against engines may be acted on.
+//!
+//! Penalties move load to the others, who must be able to carry it: of a class's capacity at most a
+//! set share is penalised away, first come first. And where every engine of a class looks bad,
+//! nothing is: then it is not the engines, or nobody is there to take over.
+
+/// An engine that may be penalised.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Wanted {
+    /// Penalty that the evidence asks for, 0 to 1.
+    pub(super) penalty: f64,
+    /// Since when; who was first comes first.
+    pub(super) since_ns: u64,
+    /// Work it can do, any unit that all share.
+    pub(super) capacity: f64,
+    /// It is penalised, fails or cannot be used.
+    pub(super) looks_bad: bool,
+}
+
+/// The penalty of each engine; `classes` lists positions of engines, `most_share` is the share of a
+/// class's capacity that may be penalised away.
+#[must_use]
+pub(super) fn allot(wanted: &[Wanted], classes: &[Vec<u32>], most_share: f64) -> Vec<f64> {
+    let mut given = vec![0.0; wanted.len()];
+    if wanted.iter().all(|engine| engine.penalty <= 0.0) {
+        return given;
+    }
+    let mut of_engine: Vec<Vec<u32>> = vec![Vec::new(); wanted.len()];
+    let mut left: Vec<f64> = Vec::with_capacity(classes.len());
+    for (at, class) in (0..).zip(classes) {
+        let members = || class.iter().map(|&at| &wanted[at as usize]);
+        let is_hopeless = members().all(|engine| engine.looks_bad);
+        let capacity: f64 = members().map(|engine| engine.capacity).sum();
+        left.push(if is_hopeless {
+            0.0
+        } else {
+            capacity * most_share
+        });
+        class
+            .iter()
+            .for_each(|&engine| of_engine[engine as usize].push(at));
+    }
+    let mut order: Vec<usize> = (0..wanted.len())
+        .filter(|&at| wanted[at].penalty > 0.0)
+        .collect();
+    order.sort_by_key(|&at| (wanted[at].since_ns, at));
+    for at in order {
+        let Wanted {
+            penalty, capacity, ..
+        } = wanted[at];
+        let room = of_engine[at].iter().map(|&class| left[class as usize]);
+        let room = room.fold(f64::INFINITY, f64::min);
+        let most = if capacity > 0.0 { room / capacity } else { 1.0 };
+        given[at] = penalty.min(most).max(0.0);
+        for &class in &of_engine[at] {
+            left[class as usize] -= given[at] * capacity;
+        }
+    }
+    given
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn bad(penalty: f64, since_ns: u64, capacity: f64) -> Wanted {
+        Wanted {
+            penalty,
+            since_ns,
+            capacity,
+            looks_bad: penalty > 0.0,
+        }
+    }
+
+    #[test]
+    fn no_more_than_its_share_of_a_class_is_penalised_away_first_come_first() {
+        let wanted = [
+            bad(1.0, 2, 1.0),
+            bad(1.0, 1, 1.0),
+            bad(0.0, 0, 1.0),
+            bad(0.0, 0, 1.0),
+        ];
+        let class = [vec![0, 1, 2, 3]];
+        assert_eq!(allot(&wanted, &class, 0.5), [1.0, 1.0, 0.0, 0.0]);
+        assert_eq!(
+            allot(&wanted, &class, 0.3),
+            [0.19999999999999996, 1.0, 0.0, 0.0]
+        );
+        assert_eq!(allot(&wanted, &class, 0.0), [0.0; 4]);
+    }
+
+    #[test]
+    fn the_tightest_of_its_classes_bounds_an_engine() {
+        let wanted = [bad(1.0, 1, 3.0), bad(0.0, 0, 1.0), bad(0.0, 0, 9.0)];
+        assert_eq!(allot(&wanted, &[vec![0, 2]], 0.5)[0], 1.0);
+        let both = [vec![0, 1], vec![0, 2]];
+        assert_eq!(allot(&wanted, &both, 0.75)[0], 1.0);
+        assert_eq!(allot(&wanted, &both, 0.375)[0], 0.5);
+    }
+
+    #[test]
+    fn where_everything_looks_bad_nobody_is_penalised() {
+        let mut wanted = [bad(1.0, 1, 1.0), bad(0.5, 2, 1.0), bad(0.0, 0, 1.0)];
+        let class = [vec![0, 1, 2]];
+        assert_eq!(allot(&wanted, &class, 0.5), [1.0, 0.5, 0.0]);
+        wanted[2].looks_bad = true;
+        assert_eq!(allot(&wanted, &class, 0.5), [0.0; 3]);
+        assert_eq!(allot(&wanted[..1], &[vec![0]], 1.0), [0.0], "it is alone");
+    }
+}
