@@ -5,6 +5,8 @@
 //! `usage` where it reports one; otherwise every event with text counts as one token and the count
 //! is marked estimated.
 
+use std::num::NonZeroU64;
+
 use super::ahead::Ahead;
 use crate::wire::framing::ResponseFraming;
 use crate::wire::response_head::ResponseHead;
@@ -14,11 +16,11 @@ use crate::wire::sse::{SseSniffer, StreamError, Usage, usage_of_body};
 pub(crate) struct Meter {
     source: Source,
     sent_ns: u64,
-    first_byte_ns: Option<u64>,
+    first_byte_ns: Moment,
     /// Of a stream: the first event that is no error.
-    first_event_ns: Option<u64>,
-    first_token_ns: Option<u64>,
-    last_token_ns: Option<u64>,
+    first_event_ns: Moment,
+    first_token_ns: Moment,
+    last_token_ns: Moment,
     deltas: u64,
     gap_count: u64,
     gap_sum_us: u64,
@@ -27,6 +29,10 @@ pub(crate) struct Meter {
     /// The event that says that nothing follows has passed.
     said_done: bool,
 }
+
+/// When something was, on a clock that has run for a while; none where it was not yet. A held stream
+/// keeps several, each in one word.
+type Moment = Option<NonZeroU64>;
 
 /// Where token counts come from.
 enum Source {
@@ -85,7 +91,8 @@ impl Meter {
 
     /// Body bytes that arrived at `now_ns`; `on_gap_us` gets each gap between two tokens.
     pub(crate) fn payload(&mut self, bytes: &[u8], now_ns: u64, mut on_gap_us: impl FnMut(u64)) {
-        self.first_byte_ns.get_or_insert(now_ns);
+        let now = NonZeroU64::new(now_ns);
+        self.first_byte_ns = self.first_byte_ns.or(now);
         if let Source::JsonOf(length) = self.source {
             if length == bytes.len() {
                 self.usage = usage_of_body(bytes);
@@ -105,12 +112,12 @@ impl Meter {
             }
             Source::Events(sniffer) => sniffer.feed(bytes, |event, _| {
                 if event.error.is_none() {
-                    self.first_event_ns.get_or_insert(now_ns);
+                    self.first_event_ns = self.first_event_ns.or(now);
                 }
                 if event.has_delta {
-                    self.first_token_ns.get_or_insert(now_ns);
-                    if let Some(last_ns) = self.last_token_ns.replace(now_ns) {
-                        let gap_us = now_ns.saturating_sub(last_ns) / 1_000;
+                    self.first_token_ns = self.first_token_ns.or(now);
+                    if let Some(last_ns) = std::mem::replace(&mut self.last_token_ns, now) {
+                        let gap_us = now_ns.saturating_sub(last_ns.get()) / 1_000;
                         self.gap_count += 1;
                         self.gap_sum_us += gap_us;
                         on_gap_us(gap_us);
@@ -156,7 +163,7 @@ impl Meter {
             Source::Events(_) => self.first_token_ns.or(self.first_event_ns),
             Source::JsonOf(_) | Source::Json(_) | Source::None => self.first_byte_ns,
         };
-        Some(first_ns?.saturating_sub(self.sent_ns) / 1_000)
+        Some(first_ns?.get().saturating_sub(self.sent_ns) / 1_000)
     }
 
     /// Sum of the gaps between tokens in microseconds, and how many there were.
