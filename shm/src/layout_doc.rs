@@ -160,6 +160,8 @@ fn signal_records_are_as_the_page_says() {
             (AT_TTFT, "engine TTFT"),
             (AT_TBOT, "TBOT"),
             (AT_RTT, "RTT"),
+            (AT_LATE, "late"),
+            (AT_PENALISED, "penalised"),
         ],
     );
     check(

@@ -10,7 +10,7 @@ use std::thread;
 use pointsman_shm::Error;
 use pointsman_shm::id::{ClassSlot, EngineSlot, Generation, PairNumber};
 use pointsman_shm::signals::{
-    BlockLoad, Outcome, Shape, ShedCause, SignalsReader, SignalsWriter, list, reap,
+    BlockLoad, EngineCounters, Outcome, Shape, ShedCause, SignalsReader, SignalsWriter, list, reap,
 };
 use tempfile::TempDir;
 
@@ -63,6 +63,8 @@ fn everything_counted_by_two_shards_is_read_as_one_sum() {
         engine.ttft_us(64);
         engine.tbot_us(96);
         engine.rtt_us(u64::MAX >> 8);
+        engine.late();
+        engine.penalised_us(50_000);
         let pair = signals.pair(PairNumber(3), FIRST).unwrap();
         pair.attempt();
         pair.tokens(100, 40, 7, shard == 0);
@@ -135,6 +137,14 @@ fn everything_counted_by_two_shards_is_read_as_one_sum() {
     assert_eq!(engine.ended[Outcome::Ours as usize], 2);
     assert_eq!(engine.ended.iter().sum::<u64>(), 2);
     assert_eq!((engine.connect.sum_us, engine.upload.sum_us), (2, 4));
+    assert_eq!((engine.late, engine.penalised_us), (2, 100_000));
+    let later = EngineCounters {
+        late: 5,
+        penalised_us: 130_000,
+        ..engine.clone()
+    };
+    let since = later.since(engine);
+    assert_eq!((since.late, since.penalised_us), (3, 30_000));
     assert_eq!(
         (
             engine.ttft.buckets[1],

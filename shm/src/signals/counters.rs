@@ -2,9 +2,10 @@
 
 use super::layout::{
     AT_ADMITTED, AT_ANSWERS, AT_ATTEMPTS, AT_CACHED_TOKENS, AT_CLIENT_TTFT, AT_CONNECT, AT_ENDED,
-    AT_ESTIMATED, AT_MOVED, AT_OFFERED, AT_OUTPUT_TOKENS, AT_PART_ARRIVALS, AT_PART_WORK,
-    AT_PROMPT_TOKENS, AT_RTT, AT_SHED, AT_STARTED, AT_TBOT, AT_TBOT_GAPS, AT_TBOT_SUM_US, AT_TTFT,
-    AT_TTFT_COUNT, AT_TTFT_SUM_US, AT_UPLOAD, CLASS_WORDS, ENGINE_WORDS, PAIR_WORDS, PARTS,
+    AT_ESTIMATED, AT_LATE, AT_MOVED, AT_OFFERED, AT_OUTPUT_TOKENS, AT_PART_ARRIVALS, AT_PART_WORK,
+    AT_PENALISED, AT_PROMPT_TOKENS, AT_RTT, AT_SHED, AT_STARTED, AT_TBOT, AT_TBOT_GAPS,
+    AT_TBOT_SUM_US, AT_TTFT, AT_TTFT_COUNT, AT_TTFT_SUM_US, AT_UPLOAD, CLASS_WORDS, ENGINE_WORDS,
+    PAIR_WORDS, PARTS,
 };
 use super::record::AT_GENERATION;
 use super::{Outcome, ShedCause};
@@ -99,6 +100,10 @@ pub struct EngineCounters {
     pub tbot: Histogram,
     /// Network round trips.
     pub rtt: Histogram,
+    /// Attempts that waited for their first byte over three times as long as was predicted.
+    pub late: u64,
+    /// Penalty that the process found by itself, times how long it stood, microseconds.
+    pub penalised_us: u64,
 }
 
 /// Counters of one eligible pair of class and engine.
@@ -250,6 +255,8 @@ impl EngineCounters {
             ttft: self.ttft.since(&earlier.ttft),
             tbot: self.tbot.since(&earlier.tbot),
             rtt: self.rtt.since(&earlier.rtt),
+            late: rise(self.late, earlier.late),
+            penalised_us: rise(self.penalised_us, earlier.penalised_us),
         }
     }
 
@@ -269,6 +276,8 @@ impl EngineCounters {
             ttft: Histogram::from_words(words, AT_TTFT),
             tbot: Histogram::from_words(words, AT_TBOT),
             rtt: Histogram::from_words(words, AT_RTT),
+            late: words[AT_LATE],
+            penalised_us: words[AT_PENALISED],
         }
     }
 }

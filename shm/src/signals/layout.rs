@@ -47,6 +47,8 @@ pub(crate) const AT_UPLOAD: usize = 82;
 pub(crate) const AT_TTFT: usize = 148;
 pub(crate) const AT_TBOT: usize = 214;
 pub(crate) const AT_RTT: usize = 280;
+pub(crate) const AT_LATE: usize = 346;
+pub(crate) const AT_PENALISED: usize = 347;
 
 /// Words of a pair's record.
 pub(crate) const PAIR_WORDS: usize = 16;
@@ -74,7 +76,8 @@ const _: () = {
     assert!(AT_UPLOAD + HISTOGRAM_WORDS == AT_TTFT);
     assert!(AT_TTFT + HISTOGRAM_WORDS == AT_TBOT);
     assert!(AT_TBOT + HISTOGRAM_WORDS == AT_RTT);
-    assert!(AT_RTT + HISTOGRAM_WORDS <= ENGINE_WORDS);
+    assert!(AT_RTT + HISTOGRAM_WORDS <= AT_LATE);
+    assert!(AT_LATE < AT_PENALISED && AT_PENALISED < ENGINE_WORDS);
     assert!(AT_TBOT_GAPS < PAIR_WORDS);
     assert!(CLASS_WORDS.is_multiple_of(LINE_WORDS) && ENGINE_WORDS.is_multiple_of(LINE_WORDS));
     assert!(

@@ -12,10 +12,10 @@ use std::sync::Arc;
 
 use super::layout::{
     AT_ADMITTED, AT_ANSWERS, AT_ATTACHED, AT_ATTEMPTS, AT_BEAT_NS, AT_CACHED_TOKENS,
-    AT_CLIENT_TTFT, AT_CONNECT, AT_ENDED, AT_ESTIMATED, AT_MOVED, AT_OFFERED, AT_OUTPUT_TOKENS,
-    AT_PART_ARRIVALS, AT_PART_WORK, AT_POLICY_VERSION, AT_PROMPT_TOKENS, AT_RTT, AT_SHED,
-    AT_STARTED, AT_TBOT, AT_TBOT_GAPS, AT_TBOT_SUM_US, AT_TTFT, AT_TTFT_COUNT, AT_TTFT_SUM_US,
-    AT_UPLOAD, PARTS,
+    AT_CLIENT_TTFT, AT_CONNECT, AT_ENDED, AT_ESTIMATED, AT_LATE, AT_MOVED, AT_OFFERED,
+    AT_OUTPUT_TOKENS, AT_PART_ARRIVALS, AT_PART_WORK, AT_PENALISED, AT_POLICY_VERSION,
+    AT_PROMPT_TOKENS, AT_RTT, AT_SHED, AT_STARTED, AT_TBOT, AT_TBOT_GAPS, AT_TBOT_SUM_US, AT_TTFT,
+    AT_TTFT_COUNT, AT_TTFT_SUM_US, AT_UPLOAD, PARTS,
 };
 use super::record::{add, enter};
 use super::sheet::Sheet;
@@ -365,6 +365,18 @@ impl EngineCell<'_> {
     /// A network round trip.
     pub fn rtt_us(&self, value_us: u64) {
         observe(self.record, AT_RTT, value_us);
+    }
+
+    /// An attempt waits for its first byte over three times as long as was predicted; once for each
+    /// attempt, while it waits.
+    pub fn late(&self) {
+        add(&self.record[AT_LATE], 1);
+    }
+
+    /// For so long a penalty stood that this process found by itself: penalty x microseconds. One
+    /// shard of a process tells it, the penalty being that of the process.
+    pub fn penalised_us(&self, amount_us: u64) {
+        add(&self.record[AT_PENALISED], amount_us);
     }
 }
 
