@@ -86,6 +86,12 @@ metrics! {
         "Capacity as corrected by evidence at saturation, over the described one."
     SAFE_SHARE Gauge "engine_safe_share" ["engine"] "Safe over hard capacity, as proxies are told."
     PLANNED_SHARE Gauge "engine_planned_share" ["engine"] "Part of hard capacity that the last pass planned with."
+    ENGINE_PENALTY Gauge "engine_penalty" ["engine"]
+        "Part of the engine's share taken away because all hosts together see it do badly."
+    ENGINE_TTFT_RATIO Gauge "engine_ttft_over_predicted_ratio" ["engine"]
+        "Time to first token over what its profile predicts at its load, of the last minute."
+    ENGINE_OBSERVED Gauge "engine_observed_utilisation" ["engine"]
+        "Work that proxies sent to the engine lately, over its described capacity."
     ENGINE_MISFIT Gauge "engine_misfit" ["engine", "measure"]
         "1 while the engine does not keep to its profile in this measure."
     WEIGHT Gauge "weight" ["frontend", "class", "engine"]

@@ -12,6 +12,7 @@ pub mod gather;
 mod keys;
 mod losses;
 pub mod passes;
+mod penalties;
 pub(crate) mod set_up;
 pub mod shared;
 pub mod supervise;

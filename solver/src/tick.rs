@@ -13,6 +13,7 @@ mod inputs;
 mod looks;
 mod misfit;
 mod orders;
+mod penalties;
 mod sockets;
 mod state;
 mod step;
@@ -332,6 +333,7 @@ fn candidates(
         if let Some(standing) = &standing.policy {
             keep_admission(topology, &world.orders, frontend, standing, &mut policy);
         }
+        world.counted.tell(topology, frontend, &mut policy);
         policy
     };
     topology.frontend_ids().map(one).collect()

@@ -60,6 +60,18 @@ pub fn envoy() -> PathBuf {
     prepared(venv().join("bin/envoy"))
 }
 
+/// Prometheus' reader of rules: the system's, or the one that `scripts/setup` unpacked.
+///
+/// # Panics
+/// When there is neither.
+#[must_use]
+pub fn promtool() -> PathBuf {
+    let folders = std::env::var_os("PATH").unwrap_or_default();
+    let mut installed = std::env::split_paths(&folders).map(|folder| folder.join("promtool"));
+    let installed = installed.find(|path| path.exists());
+    installed.unwrap_or_else(|| prepared(target_dir().join("prometheus/usr/bin/promtool")))
+}
+
 fn venv() -> PathBuf {
     std::env::var_os("POINTSMAN_VENV").map_or_else(|| target_dir().join("venv"), PathBuf::from)
 }

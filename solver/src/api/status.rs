@@ -16,7 +16,7 @@ use crate::run::shared::{FrontendRecord, NMinusOne, Record, Reload, Shared};
 
 mod operated;
 
-pub use operated::{DrainStatus, HeldStatus, OrderStatus};
+pub use operated::{DrainStatus, HeldStatus, OrderStatus, PenaltyStatus};
 
 /// The solver at one moment.
 #[derive(Clone, Debug, Serialize)]
@@ -182,6 +182,8 @@ pub struct EngineStatus {
     /// Part of hard capacity that is planned with: the safe one, or less for what demand may become.
     #[serde(default)]
     pub planned_share: Option<f64>,
+    /// What is taken of its share because all hosts together see it do badly; `None` for nothing.
+    pub penalty: Option<PenaltyStatus>,
     /// The measure in which it does not keep to its profile; `None` where it does.
     pub misfit: Option<&'static str>,
     /// KV memory held as planned over all of it; `None` where that is no bound.
@@ -415,6 +417,7 @@ fn engine(shared: &Shared, plan: Option<&Plan>, id: EngineId, record: &Record) -
         capacity_factor: learned.map(|one| one.factor),
         safe_share: learned.map(|one| one.safe),
         planned_share: learned.map(|one| one.planned),
+        penalty: record.penalised.get(name).map(operated::penalty),
         misfit: misfit.map(|misfit| misfit.measure.name()),
         kv_utilisation: planned.and_then(|planned| planned.kv_utilisation),
         running: seen.readings.count(Signal::Running),

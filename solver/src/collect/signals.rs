@@ -13,6 +13,7 @@ use pointsman_shm::signals::{self, EngineCounters, PairCounters, SignalsReader, 
 use pointsman_shm::{Error, boottime_ns};
 
 use crate::metrics::{self, Metrics};
+use crate::penalty::look::Seen;
 use crate::tick::{Answers, RoundTrips, Sent, Service};
 
 /// Most pages read of one frontend; more processes than any host runs.
@@ -39,6 +40,8 @@ pub struct Delta {
     pub in_flight: BTreeMap<(EngineSlot, Generation), u64>,
     /// How engines answered.
     pub answers: BTreeMap<(EngineSlot, Generation), Answers>,
+    /// What tells whether engines are well.
+    pub seen: BTreeMap<(EngineSlot, Generation), Seen>,
     /// Arrivals by block of the key space.
     pub blocks: BTreeMap<(ClassSlot, Generation), Vec<u64>>,
     /// Attempts by pair.
@@ -259,6 +262,8 @@ fn add(delta: &mut Delta, now: &Snapshot, earlier: Option<&Snapshot>) {
             trips.count = trips.count.saturating_add(since.rtt.count);
             trips.sum_us = trips.sum_us.saturating_add(since.rtt.sum_us);
         }
+        let seen = delta.seen.entry((*slot, counters.generation));
+        seen.or_default().add(&since);
         let sent = Sent {
             attempts: since.started,
             opened: (since.connect.count, since.connect.sum_us),

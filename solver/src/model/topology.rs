@@ -103,6 +103,10 @@ pub struct Settings {
     pub forecast_quantile: Share,
     /// Whether capacities follow what engines do when they are full.
     pub correct_capacity: bool,
+    /// Whether engines that all hosts together see do badly lose a part of their share.
+    pub pool_penalties: bool,
+    /// An engine that lost all it may for so long is drained, seconds; 0 drains none.
+    pub drain_ejected_s: u64,
     /// Base-2 logarithm of a slot table's length.
     pub table_bits: u8,
     /// Least price of moving a request, milliseconds.

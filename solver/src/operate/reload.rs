@@ -165,6 +165,7 @@ impl Reloader {
         let known: Vec<Policy> = policies.iter().flatten().cloned().collect();
         core.demand = core.demand.carry(&old.topology, &new, &known);
         core.keys.retain(&new);
+        core.pool = core.pool.carry(&old.topology, &new);
         core.history.describe(Described { file, text });
         let mut engines = lock(&self.engines);
         reorder(

@@ -106,6 +106,11 @@ fn engine_line(page: &mut String, engine: &Value) {
     if let Some(utilisation) = engine["utilisation"].as_f64() {
         let _ = write!(page, ", planned at {:.0} %", 100.0 * utilisation);
     }
+    let penalty = &engine["penalty"];
+    if let Some(taken) = penalty["penalty"].as_f64() {
+        let cause = text(&penalty["cause"]);
+        let _ = write!(page, ", {:.0} % of its share taken: {cause}", 100.0 * taken);
+    }
     let drain = &engine["drain"];
     if drain.is_object() {
         let _ = match drain["may_be_taken_out"] == true {
@@ -156,7 +161,8 @@ mod tests {
             "engines": [
                 {"engine": "B", "health": "up", "utilisation": 0.0,
                  "drain": {"may_be_taken_out": false, "waits_for": "3 requests in flight"}},
-                {"engine": "C", "health": "unknown", "utilisation": null, "drain": null}],
+                {"engine": "C", "health": "unknown", "utilisation": null, "drain": null,
+                 "penalty": {"penalty": 0.45, "cause": "tokens come slowly"}}],
             "notes": ["a note"],
         });
         let expected = "\
@@ -167,7 +173,7 @@ ready, plan 1 s old
 frontend A: version 4, confirmed 1 s ago, 2 proxies, 12.5 requests/s
   class chat: C 100.0 %
 engine B: up, planned at 0 %, draining: 3 requests in flight
-engine C: unknown
+engine C: unknown, 45 % of its share taken: tokens come slowly
 note: a note
 ";
         assert_eq!(page(&status), expected);

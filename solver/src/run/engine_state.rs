@@ -33,13 +33,18 @@ pub async fn publish(current: Arc<Current>, publishers: Arc<Mutex<Vec<EnginesPub
 /// Publishes engine state of every frontend that has a policy.
 pub fn publish_once(shared: &Shared, publishers: &mut [EnginesPublisher]) {
     let now = Instant::now();
-    for (record, publisher) in shared.record().frontends.iter().zip(publishers) {
-        let Some(standing) = &record.standing else {
+    let record = shared.record();
+    for (frontend, publisher) in record.frontends.iter().zip(publishers) {
+        let Some(standing) = &frontend.standing else {
             continue;
         };
         let engines = standing.engines.iter();
         let states = engines.map(|(slot, generation, name)| {
-            state(*slot, *generation, &shared.board.observation(name), now)
+            let penalty = record.penalised.get(name).map_or(0.0, |one| one.penalty);
+            EngineState {
+                penalty,
+                ..state(*slot, *generation, &shared.board.observation(name), now)
+            }
         });
         // Counted and said where it is written; the next turn tries again.
         let _ = publisher.publish(shared.epoch, states.collect());

@@ -15,6 +15,7 @@ use tokio::time::{Instant, sleep, sleep_until};
 use super::current::Current;
 use super::gather::{self, Now};
 use super::keys;
+use super::penalties;
 use super::shared::{Record, Shared, StandingPolicy};
 use super::supervise;
 use crate::collect::demand::Demand;
@@ -26,6 +27,7 @@ use crate::metrics;
 use crate::model::optimise::Status;
 use crate::model::plan::Plan;
 use crate::model::topology::Topology;
+use crate::penalty::Pool;
 use crate::publish::PolicyPublisher;
 use crate::tick::{Candidate, Corrected, Gate, Held, Inputs, Measure, TickOutcome, TickState};
 
@@ -53,6 +55,8 @@ pub struct Core {
     pub demand: Demand,
     /// Load by block of the key space, and where requests ended up.
     pub keys: Keys,
+    /// Penalties pooled over hosts.
+    pub pool: Pool,
     /// Writers of policies by frontend, in file order.
     pub publishers: Vec<PolicyPublisher>,
     /// The pure pass.
@@ -150,6 +154,7 @@ fn work(shared: &Shared, core: &mut Core, verdict: &Verdict) {
     let mut inputs = gather::inputs(shared, &core.state.registry, &core.demand, &deltas, now);
     inputs.blocks = core.keys.samples(topology);
     let (revision, strays) = take_orders(shared, &mut inputs);
+    penalties::judge(shared, core, &deltas, &mut inputs);
     let begun = core.history.begin(&core.state);
     let started = Instant::now();
     let solve = core.solve;

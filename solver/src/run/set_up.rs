@@ -28,6 +28,7 @@ use crate::model::topology::Topology;
 use crate::operate::desk::Desk;
 use crate::operate::reload::Places;
 use crate::operate::socket::ControlSocket;
+use crate::penalty::Pool;
 use crate::publish::{self, EnginesPublisher};
 use crate::store::local;
 use crate::tick::{TickState, tick};
@@ -81,6 +82,7 @@ pub(super) fn set_up(args: &RunArgs) -> Result<Parts, Error> {
         history: Keeper::start(history::folder(&state_dir), bounds, described, &metrics),
         demand: Demand::new(&topology, &known),
         keys: Keys::default(),
+        pool: Pool::restore(&topology, &known, gather::Now::read().monotonic_ns),
         pages: topology
             .frontends
             .iter()

@@ -20,6 +20,7 @@ use crate::model::explain::Ground;
 use crate::model::plan::Plan;
 use crate::model::topology::Topology;
 use crate::operate::desk::Desk;
+use crate::penalty::Penalised;
 use crate::tick::{Corrected, Held};
 
 /// A plan this old takes readiness away, however long a tick is.
@@ -72,6 +73,8 @@ pub struct Record {
     pub held: Vec<Held>,
     /// What was learned of every engine of the topology, in file order; empty before a pass.
     pub corrected: Vec<Corrected>,
+    /// Penalties in force by engine name.
+    pub penalised: Arc<BTreeMap<String, Penalised>>,
     /// How the last reload of the topology ended; `None` before the first.
     pub reload: Option<Reload>,
     /// By frontend, in file order.

@@ -11,6 +11,7 @@ use super::correction::Corrected;
 use super::forecast::Forecast;
 use super::inputs::{EngineSample, Health, Inputs};
 use super::orders::Orders;
+use super::penalties::Counted;
 use super::state::TickState;
 use super::{sockets, trips};
 use crate::model::capacity::ready_share;
@@ -19,9 +20,8 @@ use crate::model::optimise::Solution;
 use crate::model::problem::{DemandNow, EngineNow, Now, Problem};
 use crate::model::topology::{ClassId, EngineId, FrontendId, Mix, TokenMix, Topology};
 use crate::model::units::NonNegative;
+use crate::penalty;
 
-/// Penalties count in steps of this, so that noise in one changes no plan.
-const PENALTY_STEP: f64 = 0.05;
 /// Least factor on a capacity: an ejected engine keeps a little, to show that it is back.
 const LEAST_FACTOR: f64 = 0.05;
 /// Part by which movement of the smallest source is dearer than that of the largest.
@@ -36,6 +36,8 @@ pub(super) struct World {
     /// What a person should know.
     pub(super) notes: Vec<String>,
     pub(super) orders: Orders,
+    /// What of penalties the next policies count.
+    pub(super) counted: Counted,
     demand: Vec<DemandNow>,
     /// Classes of each frontend.
     classes: usize,
@@ -58,14 +60,19 @@ impl World {
         fail_open(topology, &mut engines, &mut notes);
         let addresses = addresses(topology, state, inputs, &mut notes);
         let mut previous = Vec::new();
-        for frontend in topology.frontend_ids() {
-            let standing = state.standing(frontend).map(Names::of);
+        let standing: Vec<Option<&Policy>> =
+            topology.frontend_ids().map(|f| state.standing(f)).collect();
+        for policy in &standing {
+            let standing = policy.map(Names::of);
             for class in topology.class_ids() {
                 let weights = |names: &Names<'_>| names.weights(topology, class.0);
                 previous.push(standing.as_ref().and_then(weights));
             }
         }
+        let known = (&inputs.orders, &engines[..]);
+        let counted = Counted::lay(topology, &standing, known, &mut previous);
         Self {
+            counted,
             engines,
             addresses,
             notes,
@@ -240,7 +247,9 @@ impl World {
                 continue;
             };
             for (arc, weight) in source.arcs.iter_mut().zip(previous) {
-                arc.most = self.gains_nothing[arc.engine.0].then_some(*weight);
+                let penalised = self.engines[arc.engine.0].planned_factor < 1.0;
+                let gains = !penalised && !self.gains_nothing[arc.engine.0];
+                arc.most = (!gains).then_some(*weight);
             }
         }
         if hold_observed {
@@ -311,7 +320,7 @@ fn engines(topology: &Topology, inputs: &Inputs) -> Vec<EngineNow> {
         let sample = samples.get(&id).copied().copied();
         let sample = sample.unwrap_or_else(|| EngineSample::unknown(id));
         let share = ready_share(described, sample.ready_replicas);
-        let penalty = (sample.penalty.value() / PENALTY_STEP).round() * PENALTY_STEP;
+        let penalty = (sample.penalty.value() / penalty::STEP).round() * penalty::STEP;
         EngineNow {
             state: match sample.health {
                 Health::Down => PlannedState::Out,

@@ -3,6 +3,7 @@
 use serde::Serialize;
 
 use crate::operate::overrides::{Note, Overrides};
+use crate::penalty::Penalised;
 use crate::run::gather::Now;
 use crate::run::shared::{Record, Shared};
 
@@ -28,6 +29,17 @@ pub struct HeldStatus {
     pub reason: &'static str,
     /// What does not fit together.
     pub detail: String,
+}
+
+/// What is taken of an engine's share.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct PenaltyStatus {
+    /// Part of it, 0 to 1.
+    pub penalty: f64,
+    /// What it does worse than its peers; `None` where only an earlier process knew.
+    pub cause: Option<&'static str>,
+    /// For how long all has been taken that may be, seconds; `None` where less is.
+    pub ejected_s: Option<f64>,
 }
 
 /// How far a drain is.
@@ -78,6 +90,14 @@ pub(super) fn orders(orders: &Overrides) -> Vec<OrderStatus> {
         one(what, &pin.note)
     }));
     list
+}
+
+pub(super) fn penalty(one: &Penalised) -> PenaltyStatus {
+    PenaltyStatus {
+        penalty: one.penalty,
+        cause: one.cause.map(|cause| cause.name()),
+        ejected_s: one.full_s,
+    }
 }
 
 pub(super) fn held(record: &Record) -> Vec<HeldStatus> {

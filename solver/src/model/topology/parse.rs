@@ -93,6 +93,8 @@ fn settings(source: &Source<'_>, raw: &raw::Solver) -> Result<Settings, Topology
         forecast_slow_s: own(source, "forecast_slow_s", &raw.forecast_slow_s, 60.0)?,
         forecast_quantile: own(source, "forecast_quantile", &raw.forecast_quantile, 0.95)?,
         correct_capacity: raw.correct_capacity.unwrap_or(true),
+        pool_penalties: raw.pool_penalties.unwrap_or(true),
+        drain_ejected_s: drain_ejected(source, raw)?,
         table_bits: table_bits(source, raw)?,
         movement_ms: own(source, "movement_ms", &raw.movement_ms, 0.5)?,
         money_ms: own(source, "money_ms", &raw.money_ms, 0.0)?,
@@ -128,6 +130,13 @@ fn settings(source: &Source<'_>, raw: &raw::Solver) -> Result<Settings, Topology
 fn pivot_limit(source: &Source<'_>, raw: &raw::Solver) -> Result<u64, TopologyError> {
     let key = "solver.pivot_limit".to_owned();
     let whole = source.whole_or(key, raw.pivot_limit.as_ref(), 1..1_000_000_001, 1_000_000);
+    whole.map(u64::from)
+}
+
+/// After how long an ejected engine is drained; 0 never.
+fn drain_ejected(source: &Source<'_>, raw: &raw::Solver) -> Result<u64, TopologyError> {
+    let key = "solver.drain_ejected_s".to_owned();
+    let whole = source.whole_or(key, raw.drain_ejected_s.as_ref(), 0..86_401, 300);
     whole.map(u64::from)
 }
 

@@ -50,6 +50,8 @@ pub(in crate::model) struct Solver {
     pub(in crate::model) forecast_slow_s: Number,
     pub(in crate::model) forecast_quantile: Number,
     pub(in crate::model) correct_capacity: Option<bool>,
+    pub(in crate::model) pool_penalties: Option<bool>,
+    pub(in crate::model) drain_ejected_s: Whole,
     pub(in crate::model) table_bits: Whole,
     pub(in crate::model) movement_ms: Number,
     pub(in crate::model) money_ms: Number,

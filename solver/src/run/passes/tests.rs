@@ -38,6 +38,7 @@ impl World {
             pages: vec![],
             demand: Demand::new(&topology, &[]),
             keys: crate::collect::keys::Keys::default(),
+            pool: crate::penalty::Pool::default(),
             state: TickState::new(&topology, 2),
             solve,
             history: Keeper::off(),

@@ -1,0 +1,197 @@
+//! How a penalty goes up and down: in steps of time, never at once, and slowly back.
+//!
+//! An engine that has to show that it is well needs requests to show it with: the most that is
+//! taken leaves it a twentieth. Where that is too little to tell, it is given back a little after a
+//! while to try, and each time that this shows it is still bad, the while is twice as long. Return
+//! is local first: while hosts take more from it by themselves than this does, it waits for them.
+
+use super::evidence::Says;
+
+/// Most that is taken of an engine's share: what stays shows whether it is back.
+pub(super) const MOST: f64 = 0.95;
+/// How fast a penalty rises and falls, a second.
+const RISES_PER_S: f64 = 0.125;
+const FALLS_PER_S: f64 = 0.025;
+/// Longest pass that counts, seconds: after a pause nothing leaps.
+const MOST_PASS_S: f64 = 4.0;
+/// How long a penalty stands without evidence before it is tried without, at first and at most,
+/// nanoseconds.
+const HOLD_NS: (u64, u64) = (30_000_000_000, 600_000_000_000);
+/// An engine that was well for so long is held as at first, nanoseconds.
+const FORGIVEN_NS: u64 = 600_000_000_000;
+
+/// The course of one engine's penalty.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Course {
+    penalty: f64,
+    hold_ns: u64,
+    held_until_ns: u64,
+    /// It falls, or fell: a finding from here on is another one.
+    returns: bool,
+    /// Since when all is taken that may be.
+    full_ns: Option<u64>,
+    /// Since when nothing is taken.
+    free_ns: Option<u64>,
+}
+
+impl Default for Course {
+    fn default() -> Self {
+        Self {
+            penalty: 0.0,
+            hold_ns: HOLD_NS.0,
+            held_until_ns: 0,
+            returns: true,
+            full_ns: None,
+            free_ns: Some(0),
+        }
+    }
+}
+
+impl Course {
+    /// One that goes on from a penalty that a published policy counts.
+    pub(super) fn standing(penalty: f64, now_ns: u64) -> Self {
+        Self {
+            penalty: penalty.clamp(0.0, MOST),
+            held_until_ns: now_ns + HOLD_NS.0,
+            returns: penalty <= 0.0,
+            free_ns: (penalty <= 0.0).then_some(now_ns),
+            ..Self::default()
+        }
+    }
+
+    pub(super) fn penalty(&self) -> f64 {
+        self.penalty
+    }
+
+    /// Since when all is taken that may be.
+    pub(super) fn full_ns(&self) -> Option<u64> {
+        self.full_ns
+    }
+
+    /// One pass on. `local` is the mean of what hosts take by themselves.
+    pub(super) fn go_on(&mut self, says: Says, local: f64, now_ns: u64, pass_s: f64) {
+        let pass_s = pass_s.clamp(0.0, MOST_PASS_S);
+        match says {
+            Says::Outlier => self.found(now_ns, pass_s),
+            Says::Well => self.fall(local, pass_s),
+            Says::Nothing if now_ns >= self.held_until_ns => self.fall(local, pass_s),
+            Says::Nothing => {}
+        }
+        let is = |holds: bool, since: Option<u64>| holds.then(|| since.unwrap_or(now_ns));
+        self.full_ns = is(self.penalty >= MOST, self.full_ns);
+        self.free_ns = is(self.penalty <= 0.0, self.free_ns);
+        debug_assert!((0.0..=MOST).contains(&self.penalty));
+    }
+
+    /// The engine is out for other reasons: there is no share to take of, and it comes back by the
+    /// steps that any engine comes back by. Should it then be found again, that is held against it.
+    pub(super) fn pause(&mut self, now_ns: u64) {
+        (self.penalty, self.full_ns, self.returns) = (0.0, None, true);
+        self.free_ns.get_or_insert(now_ns);
+    }
+
+    fn found(&mut self, now_ns: u64, pass_s: f64) {
+        if self.returns {
+            let free_ns = self.free_ns.map_or(0, |since| now_ns.saturating_sub(since));
+            self.hold_ns = match free_ns >= FORGIVEN_NS || self.held_until_ns == 0 {
+                true => HOLD_NS.0,
+                false => (2 * self.hold_ns).min(HOLD_NS.1),
+            };
+            self.returns = false;
+        }
+        self.held_until_ns = now_ns + self.hold_ns;
+        self.penalty = (self.penalty + RISES_PER_S * pass_s).min(MOST);
+    }
+
+    fn fall(&mut self, local: f64, pass_s: f64) {
+        if self.penalty > 0.0 && local <= self.penalty {
+            self.returns = true;
+            self.penalty = (self.penalty - FALLS_PER_S * pass_s).max(0.0);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SECOND_NS: u64 = 1_000_000_000;
+
+    /// Passes of two seconds until `end`; when.
+    fn until(
+        course: &mut Course,
+        now_s: &mut u64,
+        (says, local): (Says, f64),
+        end: impl Fn(&Course) -> bool,
+    ) -> u64 {
+        let begun = *now_s;
+        while !end(course) {
+            *now_s += 2;
+            course.go_on(says, local, *now_s * SECOND_NS, 2.0);
+            assert!(*now_s < begun + 3_600, "never: {course:?}");
+        }
+        *now_s - begun
+    }
+
+    #[test]
+    fn it_is_there_in_eight_seconds_and_gone_in_thirty_eight() {
+        let (mut course, mut now_s) = (Course::default(), 1_000);
+        let full = |c: &Course| c.penalty() >= MOST;
+        assert_eq!(
+            until(&mut course, &mut now_s, (Says::Outlier, 0.0), full),
+            8
+        );
+        assert_eq!(course.full_ns(), Some(1_008 * SECOND_NS));
+        let free = |c: &Course| c.penalty() <= 0.0;
+        assert_eq!(until(&mut course, &mut now_s, (Says::Well, 0.0), free), 38);
+        assert_eq!(course.full_ns(), None);
+    }
+
+    #[test]
+    fn return_waits_for_hosts() {
+        let (mut course, mut now_s) = (Course::default(), 1_000);
+        let some = |c: &Course| c.penalty() >= 0.5;
+        until(&mut course, &mut now_s, (Says::Outlier, 1.0), some);
+        for _ in 0..100 {
+            now_s += 2;
+            course.go_on(Says::Well, 0.6, now_s * SECOND_NS, 2.0);
+        }
+        assert_eq!(course.penalty(), 0.5);
+        course.go_on(Says::Well, 0.5, now_s * SECOND_NS, 2.0);
+        assert_eq!(course.penalty(), 0.45);
+    }
+
+    #[test]
+    fn without_evidence_it_is_tried_again_and_each_time_later() {
+        let (mut course, mut now_s) = (Course::default(), 1_000);
+        let mut waits = Vec::new();
+        for _ in 0..7 {
+            let full = |c: &Course| c.penalty() >= MOST;
+            until(&mut course, &mut now_s, (Says::Outlier, 0.0), full);
+            let less = |c: &Course| c.penalty() < MOST;
+            waits.push(until(&mut course, &mut now_s, (Says::Nothing, 0.0), less));
+        }
+        assert_eq!(waits, [30, 60, 120, 240, 480, 600, 600]);
+        // After ten minutes without any, as at first.
+        let free = |c: &Course| c.penalty() <= 0.0;
+        until(&mut course, &mut now_s, (Says::Well, 0.0), free);
+        now_s += 602;
+        let full = |c: &Course| c.penalty() >= MOST;
+        until(&mut course, &mut now_s, (Says::Outlier, 0.0), full);
+        let less = |c: &Course| c.penalty() < MOST;
+        assert_eq!(
+            until(&mut course, &mut now_s, (Says::Nothing, 0.0), less),
+            30
+        );
+    }
+
+    #[test]
+    fn what_a_policy_counts_is_not_given_back_by_a_restart() {
+        let mut course = Course::standing(0.75, 50 * SECOND_NS);
+        course.go_on(Says::Nothing, 0.0, 79 * SECOND_NS, 2.0);
+        assert_eq!(course.penalty(), 0.75);
+        course.go_on(Says::Nothing, 0.0, 80 * SECOND_NS, 2.0);
+        assert_eq!(course.penalty(), 0.7);
+        assert_eq!(Course::standing(0.0, 50).penalty(), 0.0);
+    }
+}
