@@ -34,8 +34,10 @@ const RATES: [(&str, f64); 4] = [
     ("low", 76.4),
     ("low-small", 7.6),
 ];
-/// What the twin carries: nearly all there is, as here once the excess is refused.
-const TWIN_RPS: f64 = 0.97 * HARD_RPS;
+/// What the twin is asked for: all there is, which is what is left here once the excess is refused.
+const TWIN_RPS: f64 = HARD_RPS;
+/// How far the two utilisations may be apart.
+const SAME: f64 = 0.04;
 const TOTAL_RPS: f64 = 1.5 * HARD_RPS;
 /// Seconds until the plan knows, and that are judged.
 const SETTLE_S: f64 = 12.0;
@@ -77,6 +79,14 @@ pub(super) async fn run(args: &Args, alarm: &Rc<Alarm>) -> anyhow::Result<Outcom
         Some(goodput / HARD_RPS),
         Bar::AtLeast(0.95),
         "answers over hard capacity while refusing",
+    );
+    let alone = goodput_rps(&twin, twin_from_ns, twin_to_ns);
+    verdict.note("alone_utilisation", alone / HARD_RPS);
+    verdict.measure(
+        "utilisations_apart",
+        Some((goodput - alone).abs() / HARD_RPS),
+        Bar::AtMost(SAME),
+        "the two worlds' utilisations apart (or their p99 says nothing)",
     );
     let lost = 1.0 - answered(&all) as f64 / all.len().max(1) as f64;
     let asked = all.len() as f64 / ((to_ns - from_ns) as f64 / 1e9);
