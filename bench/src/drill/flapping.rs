@@ -88,15 +88,18 @@ pub(super) async fn run(args: &Args, alarm: &Rc<Alarm>) -> anyhow::Result<Outcom
     Ok(outcome)
 }
 
-/// Whether the proxy takes the engine for out, 1 or 0.
+/// Whether the engine gets nothing, because it is out or ejected; 1 or 0.
 fn is_out(world: &World) -> impl Fn(&Look) -> Option<f64> {
     |look| {
         let name = "pointsman_proxy_engine_out";
         let out = world.sampler.sum(look, name, &[("engine", FLAPPING)]);
+        let name = "pointsman_proxy_engine_penalty";
+        let penalty = world.sampler.sum(look, name, &[("engine", FLAPPING)]);
+        let ejected = penalty.is_some_and(|penalty| penalty >= 1.0);
         let alive = world
             .sampler
             .sum(look, "up", &[("job", "pointsman-proxy")])?;
-        (alive > 0.0).then(|| out.unwrap_or(0.0).min(1.0))
+        (alive > 0.0).then(|| f64::from(u8::from(ejected || out.unwrap_or(0.0) > 0.0)))
     }
 }
 
