@@ -8,6 +8,7 @@
 pub mod alarm;
 pub mod bare;
 pub mod batching;
+pub mod drill;
 pub mod engine;
 pub mod h1;
 pub mod h2;

@@ -6,7 +6,7 @@ use anyhow::Context;
 use clap::{Parser, Subcommand};
 #[cfg(target_arch = "x86_64")]
 use pointsman_bench::select;
-use pointsman_bench::{bare, engine, load, profile, relay, ring, solve, stream, world};
+use pointsman_bench::{bare, drill, engine, load, profile, relay, ring, solve, stream, world};
 
 /// Mock engines, load clients and a local world for Pointsman.
 #[derive(Parser)]
@@ -22,6 +22,8 @@ enum Instrument {
     BareEngine(Box<bare::engine::Args>),
     /// Load such an engine at next to no cost, and check every byte.
     BareLoad(Box<bare::load::Args>),
+    /// Break what can break, in real processes, and judge what the guardrails make of it.
+    Drill(Box<drill::Args>),
     /// Run OpenAI-compatible mock engines.
     Engine(Box<engine::Args>),
     /// Send load to an engine or a proxy and report what came back.
@@ -69,6 +71,7 @@ fn run(instrument: Instrument) -> anyhow::Result<()> {
         match instrument {
             Instrument::BareEngine(args) => bare::engine::run(*args),
             Instrument::BareLoad(args) => bare::load::run(*args),
+            Instrument::Drill(args) => drill::run(*args).await,
             Instrument::Engine(args) => engine::run(*args).await,
             Instrument::Load(args) => load::run(*args).await,
             Instrument::Profile(args) => profile::run(*args).await,

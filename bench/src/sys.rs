@@ -163,6 +163,22 @@ pub fn terminate(pid: u32) {
     }
 }
 
+/// Stops a child where it stands (SIGSTOP), until it is resumed. The caller has not waited for it.
+pub fn pause(pid: u32) {
+    if let Ok(pid) = libc::pid_t::try_from(pid) {
+        // SAFETY: no pointers are passed; a process that is gone gives an error that is harmless.
+        unsafe { libc::kill(pid, libc::SIGSTOP) };
+    }
+}
+
+/// Lets a paused child go on (SIGCONT).
+pub fn resume(pid: u32) {
+    if let Ok(pid) = libc::pid_t::try_from(pid) {
+        // SAFETY: no pointers are passed; a process that is gone gives an error that is harmless.
+        unsafe { libc::kill(pid, libc::SIGCONT) };
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

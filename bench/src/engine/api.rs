@@ -102,7 +102,7 @@ pub(super) fn answer(engine: &Rc<Engine>, request: Request) -> Answer {
             status: 200,
             content_type: "text/plain; version=0.0.4; charset=utf-8",
             retry_after_s: None,
-            body: metrics::page(engine).into_bytes(),
+            body: metrics_page(engine).into_bytes(),
         },
         _ => return Answer::Whole(control(engine, &request)),
     })
@@ -117,7 +117,11 @@ pub(super) fn control(engine: &Engine, request: &Request) -> Response {
             None => Response::error(404, "no_request", "no generating request has come yet"),
         },
         ("POST", "/mock/set") => match engine.switches.set(&request.body) {
-            Ok(()) => Response::json(200, &json!(*engine.switches.now())),
+            Ok(()) => {
+                let counters = &engine.counters;
+                counters.peak_active.set(counters.active.value());
+                Response::json(200, &json!(*engine.switches.now()))
+            }
             Err(error) => Response::error(400, "bad_switch", &error),
         },
         _ => {
@@ -125,6 +129,16 @@ pub(super) fn control(engine: &Engine, request: &Request) -> Response {
             Response::error(404, "not_found", &message)
         }
     }
+}
+
+/// The page of metrics: of now, or of when they were frozen.
+fn metrics_page(engine: &Engine) -> String {
+    let mut frozen = engine.frozen.borrow_mut();
+    if !engine.switches.now().metrics_frozen {
+        *frozen = None;
+        return metrics::page(engine);
+    }
+    frozen.get_or_insert_with(|| metrics::page(engine)).clone()
 }
 
 fn generate(engine: &Rc<Engine>, api: Api, request: Request) -> Result<Answer, Response> {

@@ -81,7 +81,7 @@ impl Generation {
         fault: Option<Fault>,
     ) -> Self {
         let now_ns = monotonic_ns();
-        engine.counters.active.add(1);
+        engine.counters.enter();
         Self {
             engine: Rc::clone(engine),
             shape,
@@ -110,9 +110,14 @@ impl Generation {
         }
         if let Phase::Admission = self.phase {
             self.admit().await;
-            if self.prompt.stream {
+            if self.prompt.stream && self.late_fault().is_none() {
                 return Step::Head;
             }
+        }
+        if let Some(fault) = self.late_fault() {
+            self.engine.alarm.until(self.due_ns).await;
+            self.outcome = Outcome::Faulted;
+            return fault;
         }
         if !self.prompt.stream {
             return self.whole().await;
@@ -164,8 +169,26 @@ impl Generation {
         match self.fault? {
             Fault::Reset(events) if self.usage.output >= events => Some(Step::Reset),
             Fault::Fin(events) if self.usage.output >= events => Some(Step::Fin),
+            Fault::Reset(_)
+            | Fault::Fin(_)
+            | Fault::LateReset
+            | Fault::LateFin
+            | Fault::Unavailable(_) => None,
+        }
+    }
+
+    /// The fault in place of the head, where it waits for the first token's moment.
+    fn late_fault(&self) -> Option<Step> {
+        match self.fault? {
+            Fault::LateReset => Some(Step::Reset),
+            Fault::LateFin => Some(Step::Fin),
             Fault::Reset(_) | Fault::Fin(_) | Fault::Unavailable(_) => None,
         }
+    }
+
+    /// How many times as long as usual everything takes.
+    fn slowdown(&self) -> f64 {
+        self.engine.switches.now().slowdown.unwrap_or(1.0)
     }
 
     /// Waits for a slot, then sets out the time of the first token.
@@ -193,7 +216,7 @@ impl Generation {
                 settings.ttft.at(self.engine.utilisation()) * missing
             }
         };
-        self.due_ns = monotonic_ns() + (prefill_ms * 1e6) as u64;
+        self.due_ns = monotonic_ns() + (prefill_ms * self.slowdown() * 1e6) as u64;
         if settings.emission == Emission::Burst && self.prompt.prefill_us.is_none() {
             self.due_ns = self.engine.steps.next(self.due_ns, self.gap_ns().max(1));
         }
@@ -204,10 +227,11 @@ impl Generation {
 
     /// The gap after a token, by the request's pace or the load of this moment.
     fn gap_ns(&self) -> u64 {
-        match self.prompt.pace_us {
-            Some(pace_us) => pace_us.saturating_mul(1000),
-            None => (self.engine.settings.tbot.at(self.engine.utilisation()) * 1e6) as u64,
-        }
+        let gap_ms = match self.prompt.pace_us {
+            Some(pace_us) => pace_us as f64 / 1e3,
+            None => self.engine.settings.tbot.at(self.engine.utilisation()),
+        };
+        (gap_ms * self.slowdown() * 1e6) as u64
     }
 
     /// Counts one token and sets out the next.

@@ -44,8 +44,8 @@ pub const NAME_HEADER: &str = "x-mock-engine";
 pub async fn run(args: Args) -> anyhow::Result<()> {
     let alarm = Alarm::start().context("cannot make a timer")?;
     let settings = Rc::new(args.settings()?);
-    let switches: Switches =
-        serde_json::from_str(&args.set).context("--set: not an object of switches")?;
+    let switches = Switches::parse(&args.set)
+        .map_err(|error| anyhow::anyhow!("--set: not an object of switches: {error}"))?;
     let names = names(&args)?;
     let mut engines = Vec::new();
     let mut addresses = Vec::new();

@@ -26,6 +26,8 @@ pub struct Engine {
     pub(super) steps: StepGrid,
     pub(super) counters: Counters,
     pub(super) last: RefCell<Option<LastRequest>>,
+    /// The page of metrics that is shown while they are frozen.
+    pub(super) frozen: RefCell<Option<String>>,
 }
 
 /// What an engine counts. `requests = active + finished + aborted + faulted + refused` at any
@@ -34,6 +36,8 @@ pub struct Engine {
 pub(super) struct Counters {
     pub(super) requests: Count,
     pub(super) active: Count,
+    /// Most active at once since a switch was last set.
+    pub(super) peak_active: Count,
     pub(super) finished: Count,
     /// The client left before the end.
     pub(super) aborted: Count,
@@ -85,6 +89,7 @@ impl Engine {
             steps: StepGrid::default(),
             counters: Counters::default(),
             last: RefCell::default(),
+            frozen: RefCell::default(),
         }
     }
 
@@ -100,6 +105,7 @@ impl Engine {
             "engine": self.name,
             "requests": counters.requests.value(),
             "active": counters.active.value(),
+            "peak_active": counters.peak_active.value(),
             "finished": counters.finished.value(),
             "aborted": counters.aborted.value(),
             "faulted": counters.faulted.value(),
@@ -123,6 +129,13 @@ impl Engine {
 }
 
 impl Counters {
+    /// Counts a request that was let in.
+    pub(super) fn enter(&self) {
+        self.active.add(1);
+        let peak = self.peak_active.value().max(self.active.value());
+        self.peak_active.set(peak);
+    }
+
     /// Counts a request to a path; all unknown paths are one, so that the map stays small.
     pub(super) fn path(&self, path: &str) {
         const KNOWN: [&str; 8] = [

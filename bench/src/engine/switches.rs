@@ -2,11 +2,13 @@
 
 use std::cell::{Cell, Ref, RefCell};
 
+use rand::rngs::SmallRng;
+use rand::{Rng, SeedableRng};
 use serde::{Deserialize, Serialize};
 use tokio::sync::Notify;
 
 /// What POST /mock/set takes: the keys given replace what stood, `null` turns one off.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Switches {
     /// The listener is closed: connecting is refused. Open connections go on.
@@ -27,6 +29,15 @@ pub struct Switches {
     pub unhealthy: bool,
     /// Reset, fin and unavailable apply to so many requests more; all of them when absent.
     pub times: Option<u64>,
+    /// They meet this share of the requests, 0 to 1, drawn by a fixed seed; all when absent.
+    pub fault_share: Option<f64>,
+    /// This share of the resets and fins before any event comes only when the first token would
+    /// have, 0 to 1; none when absent.
+    pub late_share: Option<f64>,
+    /// Everything takes so many times as long: first tokens and the gaps after them.
+    pub slowdown: Option<f64>,
+    /// /metrics goes on showing the page of the first look after this was turned on.
+    pub metrics_frozen: bool,
 }
 
 /// The fault that one request draws.
@@ -36,17 +47,48 @@ pub(super) enum Fault {
     Reset(u64),
     /// Close after so many events.
     Fin(u64),
+    /// Reset before any byte, at the moment of the first token.
+    LateReset,
+    /// Close before any byte, at the moment of the first token.
+    LateFin,
     /// Answer 503 with this Retry-After in seconds.
     Unavailable(u64),
 }
 
+/// Seed of what is drawn: the same engine asked the same way fails the same way.
+const SEED: u64 = 0x6661_756c_7473;
+
 /// The switches of one running engine.
-#[derive(Default)]
 pub(super) struct Switchboard {
     switches: RefCell<Switches>,
     /// Woken at every change.
     pub(super) changed: Notify,
     drawn: Cell<u64>,
+    random: RefCell<SmallRng>,
+}
+
+impl Switches {
+    /// Reads a JSON object of switches; the error says which is wrong.
+    pub(super) fn parse(text: &str) -> Result<Self, String> {
+        let switches = serde_json::from_str(text).map_err(|error| error.to_string())?;
+        Self::checked(switches)
+    }
+
+    fn checked(self) -> Result<Self, String> {
+        for (name, share) in [
+            ("fault_share", self.fault_share),
+            ("late_share", self.late_share),
+        ] {
+            if share.is_some_and(|share| !(0.0..=1.0).contains(&share)) {
+                return Err(format!("`{name}` is not within 0 to 1"));
+            }
+        }
+        let slowdowns = 0.001..=1_000.0;
+        if self.slowdown.is_some_and(|by| !slowdowns.contains(&by)) {
+            return Err("`slowdown` is not within 0.001 to 1000".to_owned());
+        }
+        Ok(self)
+    }
 }
 
 impl Switchboard {
@@ -54,7 +96,9 @@ impl Switchboard {
     pub(super) fn new(switches: Switches) -> Self {
         Self {
             switches: RefCell::new(switches),
-            ..Self::default()
+            changed: Notify::new(),
+            drawn: Cell::new(0),
+            random: RefCell::new(SmallRng::seed_from_u64(SEED)),
         }
     }
 
@@ -76,7 +120,9 @@ impl Switchboard {
             };
             merged[key] = value;
         }
-        let switches = serde_json::from_value(merged).map_err(|error| error.to_string())?;
+        let switches: Switches =
+            serde_json::from_value(merged).map_err(|error| error.to_string())?;
+        let switches = switches.checked()?;
         *self.switches.borrow_mut() = switches;
         self.changed.notify_waiters();
         Ok(())
@@ -91,6 +137,20 @@ impl Switchboard {
             Fault::Reset(events)
         } else {
             Fault::Fin(switches.fin_after_events?)
+        };
+        let mut random = self.random.borrow_mut();
+        if let Some(share) = switches.fault_share
+            && !random.random_bool(share)
+        {
+            return None;
+        }
+        let late = switches
+            .late_share
+            .is_some_and(|share| random.random_bool(share));
+        let fault = match fault {
+            Fault::Reset(0) if late => Fault::LateReset,
+            Fault::Fin(0) if late => Fault::LateFin,
+            fault => fault,
         };
         if let Some(times) = &mut switches.times {
             *times = times.checked_sub(1)?;
@@ -111,7 +171,7 @@ mod tests {
 
     #[test]
     fn a_change_merges_and_null_turns_off() {
-        let board = Switchboard::default();
+        let board = Switchboard::new(Switches::default());
         board
             .set(br#"{"stall": true, "reset_after_events": 3}"#)
             .unwrap();
@@ -133,11 +193,42 @@ mod tests {
                 .contains("stal")
         );
         assert!(board.set(b"[]").is_err());
+        for (change, named) in [
+            (&br#"{"fault_share": 1.5}"#[..], "fault_share"),
+            (br#"{"late_share": -0.1}"#, "late_share"),
+            (br#"{"slowdown": 0}"#, "slowdown"),
+        ] {
+            assert!(board.set(change).unwrap_err().contains(named));
+        }
+        assert_eq!(*board.now(), Switches::default());
+    }
+
+    #[test]
+    fn a_share_of_requests_is_drawn_and_the_same_one_each_time() {
+        let draws = || {
+            let board = Switchboard::new(Switches {
+                reset_after_events: Some(0),
+                fault_share: Some(0.3),
+                late_share: Some(0.5),
+                ..Switches::default()
+            });
+            (0..10_000).map(|_| board.draw()).collect::<Vec<_>>()
+        };
+        let drawn = draws();
+        assert_eq!(drawn, draws());
+        let count = |fault| drawn.iter().filter(|&&one| one == fault).count();
+        let (fast, late) = (count(Some(Fault::Reset(0))), count(Some(Fault::LateReset)));
+        assert_eq!(fast + late + count(None), 10_000);
+        // 1,500 of each are expected; six standard deviations are 215.
+        assert!(
+            fast.abs_diff(1_500) < 215 && late.abs_diff(1_500) < 215,
+            "{fast} {late}"
+        );
     }
 
     #[test]
     fn times_bounds_the_faults() {
-        let board = Switchboard::default();
+        let board = Switchboard::new(Switches::default());
         board
             .set(br#"{"fin_after_events": 2, "times": 1}"#)
             .unwrap();

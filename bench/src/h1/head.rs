@@ -43,6 +43,8 @@ pub struct ResponseHead {
     pub close: bool,
     /// Which mock engine answered, if one did and said so.
     pub engine: Option<String>,
+    /// Seconds after which to come again, if it said so.
+    pub retry_after_s: Option<u64>,
 }
 
 /// Parses a request's head at the start of `bytes`; `None` while it is incomplete.
@@ -95,6 +97,7 @@ pub fn parse_response(bytes: &[u8]) -> Result<Option<ResponseHead>, Malformed> {
         framing,
         close: fields.close || framing == Framing::UntilClose,
         engine: fields.engine,
+        retry_after_s: fields.retry_after_s,
     }))
 }
 
@@ -106,6 +109,7 @@ struct Fields {
     close: bool,
     expects_continue: bool,
     engine: Option<String>,
+    retry_after_s: Option<u64>,
 }
 
 impl Fields {
@@ -137,6 +141,9 @@ impl Fields {
                 }
             } else if header.name.eq_ignore_ascii_case("expect") {
                 fields.expects_continue = value.eq_ignore_ascii_case(b"100-continue");
+            } else if header.name.eq_ignore_ascii_case("retry-after") {
+                let text = std::str::from_utf8(value).ok();
+                fields.retry_after_s = text.and_then(|text| text.trim().parse().ok());
             } else if header.name.eq_ignore_ascii_case(crate::engine::NAME_HEADER) {
                 fields.engine = Some(String::from_utf8_lossy(value).into_owned());
             }

@@ -54,6 +54,8 @@ pub struct Seen {
     pub status: Option<u16>,
     /// The mock engine that answered, if it said so.
     pub engine: Option<String>,
+    /// Seconds after which to come again, if the answer said so.
+    pub retry_after_s: Option<u64>,
     /// When the first byte of the body came.
     pub first_byte_ns: Option<u64>,
     /// When the first stamped event came.
@@ -123,6 +125,7 @@ impl Connection {
         };
         seen.status = Some(head.status);
         seen.engine.clone_from(&head.engine);
+        seen.retry_after_s = head.retry_after_s;
         self.body(&head, seen, &mut watch).await?;
         seen.done_ns = Some(monotonic_ns());
         self.reusable = !head.close && sent.is_ok();

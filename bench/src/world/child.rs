@@ -20,7 +20,7 @@ const STOP_WITHIN: Duration = Duration::from_secs(20);
 const QUOTED_LINES: usize = 12;
 
 /// A running process that has said it is ready.
-pub(super) struct Child {
+pub(crate) struct Child {
     name: String,
     process: tokio::process::Child,
     log: PathBuf,
@@ -31,7 +31,7 @@ pub(super) struct Child {
 
 impl Child {
     /// Starts a program and waits for its ready line. Its stderr goes to `NAME.log` of the folder.
-    pub(super) async fn start(
+    pub(crate) async fn start(
         name: &str,
         program: &Path,
         arguments: impl IntoIterator<Item = impl AsRef<OsStr>>,
@@ -75,12 +75,17 @@ impl Child {
     }
 
     /// What it said when it was ready.
-    pub(super) fn ready(&self) -> &Value {
+    pub(crate) fn ready(&self) -> &Value {
         &self.ready
     }
 
+    /// Its process, while nobody has waited for its end.
+    pub(crate) fn pid(&self) -> Option<u32> {
+        self.process.id()
+    }
+
     /// An error if it has ended by itself.
-    pub(super) fn check(&mut self) -> anyhow::Result<()> {
+    pub(crate) fn check(&mut self) -> anyhow::Result<()> {
         match self.process.try_wait() {
             Ok(None) => Ok(()),
             Ok(Some(status)) => bail!("{} ended: {status}{}", self.name, quote(&self.log)),
@@ -89,7 +94,7 @@ impl Child {
     }
 
     /// Asks it to end and waits until it has.
-    pub(super) async fn stop(mut self) -> anyhow::Result<ExitStatus> {
+    pub(crate) async fn stop(mut self) -> anyhow::Result<ExitStatus> {
         if let Some(pid) = self.process.id() {
             sys::terminate(pid);
         }
@@ -103,7 +108,7 @@ impl Child {
     }
 
     /// Ends it at once.
-    pub(super) async fn kill(mut self) -> anyhow::Result<()> {
+    pub(crate) async fn kill(mut self) -> anyhow::Result<()> {
         self.process
             .kill()
             .await

@@ -17,14 +17,15 @@ const WITHIN: Duration = Duration::from_secs(3);
 
 /// The status and body of a page.
 pub(crate) async fn get(address: SocketAddr, path: &str) -> anyhow::Result<(u16, Vec<u8>)> {
-    tokio::time::timeout(WITHIN, exchange(address, path))
+    let request = format!("GET {path} HTTP/1.1\r\nhost: {address}\r\nconnection: close\r\n\r\n");
+    tokio::time::timeout(WITHIN, exchange(address, &request))
         .await
         .with_context(|| format!("http://{address}{path}: no answer within {WITHIN:?}"))?
         .with_context(|| format!("http://{address}{path}"))
 }
 
 /// A page that is JSON.
-pub(super) async fn json<T: serde::de::DeserializeOwned>(
+pub(crate) async fn json<T: serde::de::DeserializeOwned>(
     address: SocketAddr,
     path: &str,
 ) -> anyhow::Result<T> {
@@ -33,9 +34,27 @@ pub(super) async fn json<T: serde::de::DeserializeOwned>(
     serde_json::from_slice(&body).with_context(|| format!("http://{address}{path}"))
 }
 
-async fn exchange(address: SocketAddr, path: &str) -> anyhow::Result<(u16, Vec<u8>)> {
+/// Sends a small body; an error unless the answer is 200.
+pub(crate) async fn post(address: SocketAddr, path: &str, body: &str) -> anyhow::Result<()> {
+    let request = format!(
+        "POST {path} HTTP/1.1\r\nhost: {address}\r\nconnection: close\r\n\
+         content-length: {}\r\n\r\n{body}",
+        body.len()
+    );
+    let (status, answer) = tokio::time::timeout(WITHIN, exchange(address, &request))
+        .await
+        .with_context(|| format!("http://{address}{path}: no answer within {WITHIN:?}"))?
+        .with_context(|| format!("http://{address}{path}"))?;
+    ensure!(
+        status == 200,
+        "http://{address}{path}: status {status}: {}",
+        String::from_utf8_lossy(&answer)
+    );
+    Ok(())
+}
+
+async fn exchange(address: SocketAddr, request: &str) -> anyhow::Result<(u16, Vec<u8>)> {
     let mut stream = TcpStream::connect(address).await?;
-    let request = format!("GET {path} HTTP/1.1\r\nhost: {address}\r\nconnection: close\r\n\r\n");
     stream.write_all(request.as_bytes()).await?;
     let mut answer = Vec::new();
     stream.take(PAGE_BYTES).read_to_end(&mut answer).await?;

@@ -5,21 +5,21 @@ use std::path::{Path, PathBuf};
 use anyhow::Context;
 
 /// A folder for one run, on tmpfs where there is one, because region files belong there.
-pub(super) struct Folder {
+pub(crate) struct Folder {
     path: PathBuf,
     keep: bool,
 }
 
 impl Folder {
-    /// Makes the folder.
-    pub(super) fn make(keep: bool) -> anyhow::Result<Self> {
+    /// Makes the folder of a run of `name`.
+    pub(crate) fn make(name: &str, keep: bool) -> anyhow::Result<Self> {
         let memory = Path::new("/dev/shm");
         let parent = if memory.is_dir() {
             memory.to_owned()
         } else {
             std::env::temp_dir()
         };
-        let path = parent.join(format!("pointsman-world-{}", std::process::id()));
+        let path = parent.join(format!("pointsman-{name}-{}", std::process::id()));
         for part in ["run", "state"] {
             let folder = path.join(part);
             std::fs::create_dir_all(&folder)
@@ -29,12 +29,12 @@ impl Folder {
     }
 
     /// Where it is.
-    pub(super) fn path(&self) -> &Path {
+    pub(crate) fn path(&self) -> &Path {
         &self.path
     }
 
     /// Leaves it there when the world ends, if there is anything in it to read; whether there is.
-    pub(super) fn keep(&mut self) -> bool {
+    pub(crate) fn keep(&mut self) -> bool {
         let files = std::fs::read_dir(&self.path)
             .into_iter()
             .flatten()
@@ -44,7 +44,7 @@ impl Folder {
     }
 
     /// Writes a file into it.
-    pub(super) fn write(&self, name: &str, text: &str) -> anyhow::Result<PathBuf> {
+    pub(crate) fn write(&self, name: &str, text: &str) -> anyhow::Result<PathBuf> {
         let path = self.path.join(name);
         std::fs::write(&path, text).with_context(|| format!("cannot write {}", path.display()))?;
         Ok(path)

@@ -16,13 +16,13 @@ use anyhow::{Context, bail, ensure};
 
 mod cast;
 mod checks;
-mod child;
+pub(crate) mod child;
 pub(crate) mod fetch;
-mod folder;
+pub(crate) mod folder;
 mod relay;
 mod scene;
 mod screen;
-mod stage;
+pub(crate) mod stage;
 mod status;
 mod table;
 mod traffic;
@@ -72,7 +72,7 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
     let interrupted = interruption()?;
     let alarm = Alarm::start().context("cannot make a timer")?;
     let screen = Rc::new(Screen::new(std::io::stdout().is_terminal()));
-    let mut folder = folder::Folder::make(args.keep)?;
+    let mut folder = folder::Folder::make("world", args.keep)?;
     let played = tokio::select! {
         played = play(&args, &alarm, &screen, &folder) => played,
         () = interrupted => Ok(()),
@@ -119,7 +119,7 @@ async fn play(
 }
 
 /// Resolves at SIGINT or SIGTERM.
-fn interruption() -> anyhow::Result<impl Future<Output = ()>> {
+pub(crate) fn interruption() -> anyhow::Result<impl Future<Output = ()>> {
     use tokio::signal::unix::{SignalKind, signal};
     let mut interrupt = signal(SignalKind::interrupt()).context("cannot watch SIGINT")?;
     let mut terminate = signal(SignalKind::terminate()).context("cannot watch SIGTERM")?;
@@ -132,10 +132,10 @@ fn interruption() -> anyhow::Result<impl Future<Output = ()>> {
 }
 
 /// Longest wait for a process to be ready.
-const READY_WITHIN: Duration = Duration::from_secs(30);
+pub(crate) const READY_WITHIN: Duration = Duration::from_secs(30);
 
 /// The address in a ready line.
-fn address_in(ready: &serde_json::Value, pointer: &str) -> anyhow::Result<SocketAddr> {
+pub(crate) fn address_in(ready: &serde_json::Value, pointer: &str) -> anyhow::Result<SocketAddr> {
     ready
         .pointer(pointer)
         .and_then(serde_json::Value::as_str)

@@ -38,22 +38,7 @@ pub(super) struct Stage<'a> {
 impl<'a> Stage<'a> {
     /// A stage with nobody on it.
     pub(super) fn empty(args: &Args, folder: &'a Folder, scene: Scene) -> anyhow::Result<Self> {
-        let own = std::env::current_exe().context("where is this program?")?;
-        let bin_dir = match &args.bin_dir {
-            Some(folder) => folder.clone(),
-            None => own
-                .parent()
-                .context("this program is in no folder")?
-                .to_owned(),
-        };
-        for program in ["pointsman-solver", "pointsman-proxy"] {
-            let path = bin_dir.join(program);
-            ensure!(
-                path.is_file(),
-                "{} is missing: build it (`cargo build --bins`) or name its folder with --bin-dir",
-                path.display()
-            );
-        }
+        let bin_dir = daemons(args.bin_dir.as_deref())?;
         Ok(Self {
             folder,
             bin_dir,
@@ -275,8 +260,29 @@ impl<'a> Stage<'a> {
     }
 }
 
+/// The folder of solver and proxy: the one named, or this program's own.
+pub(crate) fn daemons(named: Option<&Path>) -> anyhow::Result<PathBuf> {
+    let own = std::env::current_exe().context("where is this program?")?;
+    let folder = match named {
+        Some(folder) => folder.to_owned(),
+        None => own
+            .parent()
+            .context("this program is in no folder")?
+            .to_owned(),
+    };
+    for program in ["pointsman-solver", "pointsman-proxy"] {
+        let path = folder.join(program);
+        ensure!(
+            path.is_file(),
+            "{} is missing: build it (`cargo build --bins`) or name its folder with --bin-dir",
+            path.display()
+        );
+    }
+    Ok(folder)
+}
+
 /// Waits until a daemon says it is ready to serve.
-async fn until_ready(name: &str, admin: SocketAddr) -> anyhow::Result<()> {
+pub(crate) async fn until_ready(name: &str, admin: SocketAddr) -> anyhow::Result<()> {
     let deadline = tokio::time::Instant::now() + READY_WITHIN;
     loop {
         let answer = fetch::get(admin, "/readyz").await;

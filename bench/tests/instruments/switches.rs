@@ -137,3 +137,54 @@ fn an_unhealthy_engine_says_so() {
             .starts_with("HTTP/1.1 503 ")
     );
 }
+
+#[test]
+fn a_share_of_requests_breaks_at_once_or_when_the_first_token_is_due() {
+    let engine = Engine::start(&["--profile", "0:150"]);
+    engine.set(json!({"reset_after_events": 0, "fault_share": 0.5}));
+    let report = load(&engine, &["--requests", "40", "--conns", "8"]);
+    let (answered, reset) = (&report["answered"], &report["errors"]["reset"]);
+    let count = |value: &serde_json::Value| value.as_u64().unwrap_or(0);
+    assert_eq!(count(answered) + count(reset), 40, "{report}");
+    assert!(count(answered) > 5 && count(reset) > 5, "{report}");
+    engine.set(json!({"fault_share": null, "late_share": 1}));
+    let began = std::time::Instant::now();
+    let report = load(&engine, &["--requests", "4", "--conns", "4"]);
+    assert_eq!(report["errors"], json!({"reset": 4}), "{report}");
+    assert!(began.elapsed().as_millis() >= 150);
+    assert_eq!(engine.stats()["tokens"], count(answered) * 16);
+}
+
+#[test]
+fn a_slow_engine_takes_so_many_times_as_long() {
+    let engine = Engine::start(&["--profile", "0:20", "--set", r#"{"slowdown": 5}"#]);
+    let report = load(&engine, &["--requests", "4", "--conns", "4"]);
+    assert!(
+        report["ttft_us"]["p50"].as_f64().unwrap() >= 99_000.0,
+        "{report}"
+    );
+}
+
+#[test]
+fn frozen_metrics_stay_and_the_peak_is_kept() {
+    let engine = Engine::start(&["--set", r#"{"metrics_frozen": true}"#, "--profile", "0:50"]);
+    let tokens = |engine: &Engine| {
+        let page = engine.text("/metrics");
+        let line = page
+            .lines()
+            .find(|line| line.starts_with("vllm:generation_tokens_total{"));
+        line.and_then(|line| line.rsplit(' ').next())
+            .unwrap()
+            .to_owned()
+    };
+    assert_eq!(tokens(&engine), "0.0");
+    load(
+        &engine,
+        &["--requests", "6", "--conns", "3", "--tokens", "4"],
+    );
+    assert_eq!(tokens(&engine), "0.0");
+    assert_eq!(engine.stats()["peak_active"], 3);
+    engine.set(json!({"metrics_frozen": false}));
+    assert_eq!(tokens(&engine), "24.0");
+    assert_eq!(engine.stats()["peak_active"], 0);
+}

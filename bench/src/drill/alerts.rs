@@ -1,0 +1,289 @@
+//! Which alerts of the product's Prometheus rules a drill sets off: `promtool test rules` over what
+//! was scraped.
+//!
+//! No Prometheus runs beside the drill: it would scrape and evaluate by its own clock, compete for
+//! the cores that are measured, and answer minutes later. promtool evaluates the same file with the
+//! same code, once the drill is over, on exactly the samples that the drill's other figures come
+//! from. It has no command that lists what fires, so every alert is claimed to be silent at every
+//! second, and what fires is what promtool objects to.
+//!
+//! The expressions are used as they are. Only how long they must hold (`for`) is cut to a few
+//! seconds: a drill lasts a minute, and an operator's alarm may wait for longer.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Write;
+use std::path::Path;
+use std::process::Stdio;
+use std::time::Duration;
+
+use anyhow::{Context, ensure};
+use tokio::process::Command;
+
+use super::sampler::{Look, Sampler};
+use super::verdict::Verdict;
+
+/// The committed rules, from the repository's root.
+pub(super) const RULES: &str = "solver/alerts.yml";
+/// Longest that an alert's expression must hold here.
+const MOST_FOR_S: u64 = 3;
+/// Longest that promtool may take.
+const WITHIN: Duration = Duration::from_secs(120);
+
+/// Notes which alerts fired, and checks that they are the expected ones and no other.
+pub(super) async fn judge(
+    verdict: &mut Verdict,
+    rules: &Path,
+    sampler: &Sampler,
+    expected: &[&str],
+) {
+    let text = if expected.is_empty() {
+        "no alert fires".to_owned()
+    } else {
+        format!("{} fires and no other alert", expected.join(", "))
+    };
+    match fired(rules, sampler).await {
+        Ok(fired) => {
+            let expected: BTreeSet<String> = expected.iter().map(|&name| name.to_owned()).collect();
+            let list = fired.keys().cloned().collect::<Vec<_>>();
+            verdict.note("alerts", list);
+            let seen: Vec<String> = fired
+                .iter()
+                .map(|(name, at_s)| format!("{name} from {at_s} s on"))
+                .collect();
+            let found: BTreeSet<String> = fired.into_keys().collect();
+            let seen = if seen.is_empty() {
+                "none".to_owned()
+            } else {
+                seen.join(", ")
+            };
+            verdict.check(found == expected, &format!("{text}: {seen}"));
+        }
+        Err(error) => verdict.check(false, &format!("{text}: not judged: {error:#}")),
+    }
+}
+
+/// The alerts that fired, and the second of the drill at which each first did.
+async fn fired(rules: &Path, sampler: &Sampler) -> anyhow::Result<BTreeMap<String, u64>> {
+    let text = std::fs::read_to_string(rules)
+        .with_context(|| format!("cannot read {} (--rules)", rules.display()))?;
+    let names = alert_names(&text);
+    ensure!(!names.is_empty(), "{} has no alert", rules.display());
+    let looks = sampler.looks();
+    let folder = tempfile::tempdir().context("cannot make a folder")?;
+    let path = |name: &str| folder.path().join(name);
+    std::fs::write(path("rules.yml"), impatient(&text))?;
+    let last_s = span_s(&looks);
+    let series = sampler.series();
+    std::fs::write(path("test.yml"), test_file(&text, &names, &series, &looks))?;
+    let running = Command::new("promtool")
+        .args(["test", "rules", "test.yml"])
+        .current_dir(folder.path())
+        .stdin(Stdio::null())
+        .kill_on_drop(true)
+        .output();
+    let output = tokio::time::timeout(WITHIN, running)
+        .await
+        .with_context(|| format!("promtool took over {WITHIN:?}"))?
+        .context("cannot run promtool (Debian's package `prometheus` has it)")?;
+    let said = [output.stdout, output.stderr].concat();
+    let said = String::from_utf8_lossy(&said);
+    let fired = objections(&said, last_s);
+    // It ends with an error when something fires; an error without anything is one of the file's.
+    ensure!(
+        output.status.success() || !fired.is_empty(),
+        "promtool says: {}",
+        said.trim()
+    );
+    Ok(fired)
+}
+
+/// Names of the alerts of a rules file.
+fn alert_names(rules: &str) -> Vec<String> {
+    let name = |line: &str| {
+        let rest = line.trim().trim_start_matches("- ").trim_start();
+        Some(
+            rest.strip_prefix("alert:")?
+                .trim()
+                .trim_matches('"')
+                .to_owned(),
+        )
+    };
+    rules.lines().filter_map(name).collect()
+}
+
+/// The rules with every `for` cut to what a drill has time for.
+fn impatient(rules: &str) -> String {
+    let line = |line: &str| {
+        let rest = line.trim_start();
+        let Some(span) = rest
+            .strip_prefix("for:")
+            .and_then(|span| seconds(span.trim()))
+        else {
+            return format!("{line}\n");
+        };
+        let indent = &line[..line.len() - rest.len()];
+        format!("{indent}for: {}s\n", span.min(MOST_FOR_S))
+    };
+    rules.lines().map(line).collect()
+}
+
+/// Seconds of a span as Prometheus writes it, with one unit.
+fn seconds(span: &str) -> Option<u64> {
+    let digits = span.trim_end_matches(|c: char| c.is_ascii_alphabetic());
+    let factor = match &span[digits.len()..] {
+        "s" => 1,
+        "m" => 60,
+        "h" => 3_600,
+        "d" => 86_400,
+        _ => return None,
+    };
+    Some(digits.parse::<u64>().ok()?.saturating_mul(factor))
+}
+
+/// A test that claims that no alert fires at any second, over what was scraped.
+fn test_file(rules: &str, names: &[String], series: &[String], looks: &[Look]) -> String {
+    let mut text = "rule_files: [rules.yml]\nevaluation_interval: 1s\ntests:\n- interval: 1s\n  \
+                    input_series:\n"
+        .to_owned();
+    for (number, name) in series.iter().enumerate() {
+        let metric = name.split_once('{').map_or(&**name, |(metric, _)| metric);
+        // What no rule names would only take time.
+        if !rules.contains(metric) {
+            continue;
+        }
+        let _ = writeln!(text, "  - series: '{}'", name.replace('\'', "''"));
+        let _ = writeln!(text, "    values: '{}'", values(number, looks));
+    }
+    text.push_str("  alert_rule_test:\n");
+    for at_s in 1..=span_s(looks) {
+        for name in names {
+            let _ = writeln!(text, "  - {{eval_time: {at_s}s, alertname: {name}}}");
+        }
+    }
+    text
+}
+
+/// Values of a series, one a second; where it went away it is marked so, as a scrape does.
+fn values(number: usize, looks: &[Look]) -> String {
+    let began_ns = looks.first().map_or(0, |look| look.at_ns);
+    let mut there = false;
+    let value = |at_s: u64| {
+        let until_ns = began_ns + at_s * 1_000_000_000;
+        let newest = looks.partition_point(|look| look.at_ns <= until_ns);
+        let look = newest.checked_sub(1).map(|at| &looks[at]);
+        let found = look.and_then(|look| {
+            let found = look.values().iter().find(|(one, _)| *one == number);
+            found.map(|(_, value)| *value)
+        });
+        match found {
+            Some(value) => {
+                there = true;
+                number_text(value)
+            }
+            None if std::mem::take(&mut there) => "stale".to_owned(),
+            None => "_".to_owned(),
+        }
+    };
+    (0..=span_s(looks)).map(value).collect::<Vec<_>>().join(" ")
+}
+
+/// A number as promtool reads it.
+fn number_text(value: f64) -> String {
+    if value.is_nan() {
+        "NaN".to_owned()
+    } else if value.is_infinite() {
+        if value > 0.0 { "Inf" } else { "-Inf" }.to_owned()
+    } else {
+        value.to_string()
+    }
+}
+
+/// Whole seconds that the looks cover.
+fn span_s(looks: &[Look]) -> u64 {
+    let (Some(first), Some(last)) = (looks.first(), looks.last()) else {
+        return 0;
+    };
+    last.at_ns.saturating_sub(first.at_ns) / 1_000_000_000
+}
+
+/// What promtool objects to: `alertname: NAME, time: 12s,` for each alert that fires.
+fn objections(said: &str, last_s: u64) -> BTreeMap<String, u64> {
+    let mut fired = BTreeMap::new();
+    for line in said.lines() {
+        let Some((name, rest)) = line
+            .trim()
+            .strip_prefix("alertname:")
+            .and_then(|rest| rest.split_once(','))
+        else {
+            continue;
+        };
+        let at = rest.trim().strip_prefix("time:").map(|rest| rest.trim());
+        let at = at.and_then(|rest| rest.split(',').next()).unwrap_or("");
+        let at_s = go_seconds(at.trim()).unwrap_or(last_s);
+        let first = fired.entry(name.trim().to_owned()).or_insert(at_s);
+        *first = at_s.min(*first);
+    }
+    fired
+}
+
+/// Seconds of a span with several units, such as `1m5s`.
+fn go_seconds(span: &str) -> Option<u64> {
+    let mut total = 0;
+    let mut rest = span;
+    while !rest.is_empty() {
+        let unit = rest.find(|c: char| c.is_ascii_alphabetic())?;
+        let end = unit + 1;
+        total += seconds(rest.get(..end)?)?;
+        rest = &rest[end..];
+    }
+    (!span.is_empty()).then_some(total)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const FILE: &str = "groups:\n- name: g\n  rules:\n  - alert: Old\n    expr: age > 5\n    \
+                        for: 1m\n  - expr: b\n    alert: \"Hot\"\n    for: 2s\n";
+
+    #[test]
+    fn alerts_are_named_and_made_impatient() {
+        assert_eq!(alert_names(FILE), ["Old", "Hot"]);
+        let text = impatient(FILE);
+        assert!(
+            text.contains("    for: 3s\n") && text.contains("    for: 2s\n"),
+            "{text}"
+        );
+        assert!(text.contains("expr: age > 5\n"), "{text}");
+    }
+
+    #[test]
+    fn objections_tell_who_fires_and_when() {
+        let said = "  FAILED:\n    alertname: Old, time: 1m5s, \n        exp:[], \n        got:[\n \
+                    ]\n    alertname: Old, time: 58s, \n    alertname: Hot, time: 3s, \n";
+        let fired = objections(said, 90);
+        assert_eq!(
+            fired,
+            BTreeMap::from([("Old".to_owned(), 58), ("Hot".to_owned(), 3)])
+        );
+        assert_eq!(go_seconds("1h1m1s"), Some(3_661));
+        assert_eq!((go_seconds(""), go_seconds("7")), (None, None));
+    }
+
+    #[test]
+    fn values_are_those_of_the_newest_look_and_an_end_is_marked() {
+        let mut looks = vec![Look::default(); 3];
+        for (look, at_ms) in looks.iter_mut().zip([0, 900, 2_000]) {
+            look.at_ns = 7_000_000_000 + at_ms * 1_000_000;
+        }
+        looks[0].put(4, 1.5);
+        looks[1].put(4, f64::INFINITY);
+        assert_eq!(values(4, &looks), "1.5 Inf stale");
+        assert_eq!(values(5, &looks), "_ _ _");
+        let names = ["age{job=\"j\"}".to_owned(), "unused{}".to_owned()];
+        let text = test_file(FILE, &["Old".to_owned()], &names, &looks);
+        assert!(text.contains("- series: 'age{job=\"j\"}'"), "{text}");
+        assert!(!text.contains("unused"), "{text}");
+        assert_eq!(text.matches("alertname: Old").count(), 2);
+    }
+}
