@@ -177,7 +177,7 @@ impl Shard {
             outlooks: context.outlooks,
             waits: RefCell::default(),
             lengths: RefCell::default(),
-            ticked_ns: Cell::new(now_ns),
+            ticked_ns: Cell::new(monotonic_ns()),
             number: context.shard,
             waiting: Waiting::default(),
             allowances: context.allowances,
