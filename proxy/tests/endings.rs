@@ -1,6 +1,6 @@
 //! Every way an attempt can end, through a real proxy: what it counts as, whose fault that is, and
-//! that nothing stays in flight behind it, in any of the places where that is counted. One proxy for
-//! all endings of a protocol, so that what one left behind would show; both I/O drivers.
+//! that nothing stays in flight behind it, in any of the places where that is counted. One proxy
+//! for all endings of a protocol, so that what one left behind would show; both I/O drivers.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on fails there")]
 
@@ -299,8 +299,8 @@ fn ask(proxy: &Proxy, model: &str, asks: Asks, seen: &Gate) {
     client.close();
 }
 
-/// Each engine's attempts are counted once, as this, and nothing is in flight: by the gauges, and by
-/// the signals that the solver reads.
+/// Each engine's attempts are counted once, as this, and nothing is in flight: by the gauges, and
+/// by the signals that the solver reads.
 fn assert_accounts(proxy: &Proxy, expected: &[(&str, &str, &str)]) {
     proxy.await_rest();
     for &(engine, outcome, blame) in expected {

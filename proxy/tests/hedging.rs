@@ -60,7 +60,8 @@ fn gated(gate: &Gate, script: impl Fn(&mut Conn) + Send + Sync + 'static) -> Eng
     })
 }
 
-/// The first engine has all the weight, the second stands by; a first token is predicted after 100 ms.
+/// The first engine has all the weight, the second stands by; a first token is predicted after 100
+/// ms.
 fn pair(driver: Driver, first: &Engine, second: &Engine, more: &str) -> Proxy {
     let draft = Draft::with_standby(first.address(), second.address());
     Proxy::configured(driver, &draft, more)

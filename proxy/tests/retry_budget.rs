@@ -110,8 +110,9 @@ fn quiet_for(seconds: u32) -> Engine {
 }
 
 fn an_engine_that_asks_for_quiet_gets_it(driver: Driver) {
-    // The wish of an engine, how many of five requests it gets, and how many are served: each of those
-    // that it refuses costs a token, and of these there are three and one that is earned at the last.
+    // The wish of an engine, how many of five requests it gets, and how many are served: each of
+    // those that it refuses costs a token, and of these there are three and one that is earned at
+    // the last.
     for (seconds, asked, served) in [(3_600, 1, 5), (0, 5, 4)] {
         let (first, second) = (quiet_for(seconds), Engine::named("second"));
         let draft = Draft::with_standby(first.address(), second.address());

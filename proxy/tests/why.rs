@@ -1,5 +1,5 @@
-//! What a client that may ask is told about a request's way, in both protocols, and that nobody else
-//! is told, nor any engine the secret. One proxy, scripted engines, both I/O drivers.
+//! What a client that may ask is told about a request's way, in both protocols, and that nobody
+//! else is told, nor any engine the secret. One proxy, scripted engines, both I/O drivers.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on fails there")]
 

@@ -2,9 +2,9 @@
 //! tried by one request at a time, and those that asked for quiet.
 //!
 //! The first bridges the time until the control plane says that an engine is down. The second keeps
-//! to what an engine said with a 429 or 503 (`Retry-After`): new requests go elsewhere meanwhile, and
-//! when the time is over it is used as before, because it never failed. Neither can refuse a request
-//! that nobody else would take: who calls asks again without this memory then.
+//! to what an engine said with a 429 or 503 (`Retry-After`): new requests go elsewhere meanwhile,
+//! and when the time is over it is used as before, because it never failed. Neither can refuse a
+//! request that nobody else would take: who calls asks again without this memory then.
 //!
 //! It is a shard's own, so that nothing is shared; each shard pays at most one refused connect an
 //! engine and step.
@@ -77,9 +77,9 @@ impl BackOffs {
                 .is_none_or(|entry| now_ns >= entry.until_ns)
     }
 
-    /// The engine was chosen. If it had refused a connection, this request is its trial: others skip
-    /// it for as long as the last wait, so that a trial that reports nothing (its client left) holds
-    /// nobody up for long. If it had asked for quiet, that is over.
+    /// The engine was chosen. If it had refused a connection, this request is its trial: others
+    /// skip it for as long as the last wait, so that a trial that reports nothing (its client left)
+    /// holds nobody up for long. If it had asked for quiet, that is over.
     pub fn chosen(&mut self, engine: EngineSlot, generation: Generation, now_ns: u64) {
         if self.active == 0 {
             return;

@@ -1,9 +1,11 @@
-//! What an ending counts as: for every way an attempt can end, its outcome, and whose fault that is.
+//! What an ending counts as: for every way an attempt can end, its outcome, and whose fault that
+//! is.
 //!
 //! The table has two steps. An ending (of a connection, a status, an event inside a stream) becomes
 //! an [`Outcome`], which is what is counted; an outcome has its [`Blame`], which is what guardrails
 //! go by. Both steps are exhaustive and without a wildcard, so a new ending has to take its place
-//! here before it compiles. What follows for the request is another table: [`crate::decide::retry`].
+//! here before it compiles. What follows for the request is another table:
+//! [`crate::decide::retry`].
 //!
 //! Only what an engine did speaks against it. One that answers "not now" is well and full: it is
 //! given less, and never suspected. What a client did wrong says nothing about who told it so.

@@ -2,9 +2,9 @@
 //!
 //! A hedge is a second attempt beside the first: whichever engine's first token comes first is
 //! delivered, the other's work is called off. It buys the tail of the time to first token with work
-//! that is thrown away, so it is off unless asked for, costs a token of the retry budget, and begins
-//! only when the first token is late by what the engine's profile predicts. Late by a plain time would
-//! hedge all of a slow model's requests and none of a quick one's.
+//! that is thrown away, so it is off unless asked for, costs a token of the retry budget, and
+//! begins only when the first token is late by what the engine's profile predicts. Late by a plain
+//! time would hedge all of a slow model's requests and none of a quick one's.
 
 /// When to hedge.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

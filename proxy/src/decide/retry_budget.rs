@@ -1,18 +1,18 @@
 //! The budget that keeps retries from becoming a storm.
 //!
-//! Each first attempt earns a fraction of a token, each retry costs a whole one. The fraction is 0.2
-//! while engines have room, because then a retry costs nobody anything; it falls as they fill up,
-//! because then every retry takes the place of a request that would have been served. It goes by how
-//! much work there is, never by how many requests fail: a budget that shrank with failures would be
-//! gone exactly where a dead engine makes it needed.
+//! Each first attempt earns a fraction of a token, each retry costs a whole one. The fraction is
+//! 0.2 while engines have room, because then a retry costs nobody anything; it falls as they fill
+//! up, because then every retry takes the place of a request that would have been served. It goes
+//! by how much work there is, never by how many requests fail: a budget that shrank with failures
+//! would be gone exactly where a dead engine makes it needed.
 //!
-//! A budget is one class's on one shard. A class whose engines are full must not spend what another,
-//! whose engines have room, has earned: that would be the other's calm turned into this one's storm.
-//! Shards earn by what they serve, so their sum is bounded as each of them is.
+//! A budget is one class's on one shard. A class whose engines are full must not spend what
+//! another, whose engines have room, has earned: that would be the other's calm turned into this
+//! one's storm. Shards earn by what they serve, so their sum is bounded as each of them is.
 //!
-//! A shard that serves little earns little. For it the process has a floor: whole tokens, in one place
-//! ([`RetryBoard`]), that the sentinel provides and any shard may borrow. A share of them for each
-//! shard would be less than one token each, and so none.
+//! A shard that serves little earns little. For it the process has a floor: whole tokens, in one
+//! place ([`RetryBoard`]), that the sentinel provides and any shard may borrow. A share of them for
+//! each shard would be less than one token each, and so none.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
@@ -55,8 +55,8 @@ pub fn fraction(utilisation: f64) -> f64 {
 /// Retry budgets of one shard, by class.
 #[derive(Clone, Debug, Default)]
 pub struct RetryBudgets {
-    /// By slot number, as long as the largest that was served. Another life of a slot number goes on
-    /// by what is left: at most ten seconds of it.
+    /// By slot number, as long as the largest that was served. Another life of a slot number goes
+    /// on by what is left: at most ten seconds of it.
     budgets: Vec<RetryBudget>,
 }
 
@@ -88,8 +88,8 @@ pub struct RetryFloor {
 // === impl RetryBudgets ===
 
 impl RetryBudgets {
-    /// A first attempt of a class was made. Whatever number a class has, it has a budget: slot numbers
-    /// beyond those of a decoded policy share the last.
+    /// A first attempt of a class was made. Whatever number a class has, it has a budget: slot
+    /// numbers beyond those of a decoded policy share the last.
     pub fn earn(&mut self, class: ClassSlot, utilisation: f64, now_ns: u64) {
         self.of(class).earn(fraction(utilisation), now_ns);
     }

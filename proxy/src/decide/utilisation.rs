@@ -1,20 +1,21 @@
 //! How full the engines of each class are, as one host can know it.
 //!
-//! The most of three, since each is blind where another sees: what the plan gave them, over what they
-//! can do; what is offered now, over what the engines that are left can do; what this host has in
-//! flight there, over what it may. The first sees all frontends and is seconds old. The second sees a
-//! demand that rose, or engines that fell out, since the plan; of other frontends it knows only the
-//! plan. The third sees work pile up, whatever the reason.
+//! The most of three, since each is blind where another sees: what the plan gave them, over what
+//! they can do; what is offered now, over what the engines that are left can do; what this host has
+//! in flight there, over what it may. The first sees all frontends and is seconds old. The second
+//! sees a demand that rose, or engines that fell out, since the plan; of other frontends it knows
+//! only the plan. The third sees work pile up, whatever the reason.
 //!
-//! None of them rises because requests fail: a failed request is offered once, is in flight no longer,
-//! and an engine that fails is full only where others have to carry its load.
+//! None of them rises because requests fail: a failed request is offered once, is in flight no
+//! longer, and an engine that fails is full only where others have to carry its load.
 
 use pointsman_shm::id::EngineSlot;
 use pointsman_shm::policy::{Class, Engine, Policy};
 
 /// What the host sees beside the policy.
 pub struct Seen<'a> {
-    /// First attempts per second offered to this host, by the position of their class in the policy.
+    /// First attempts per second offered to this host, by the position of their class in the
+    /// policy.
     pub offered_rps: &'a [f64],
     /// Part (0 to 1) of an engine's capacity that is in use by the guard: 0 for one that is out or
     /// draining, less than 1 for one with a penalty.
@@ -27,13 +28,11 @@ pub struct Seen<'a> {
 /// and nobody to do it.
 #[must_use]
 pub fn utilisations(policy: &Policy, seen: &Seen<'_>) -> Vec<f64> {
-    let loads: Vec<Load> = loads(policy, seen);
+    let loads = loads(policy, seen);
     let of = |class: &Class| {
         let mut sum = Load::default();
         for one in &class.eligible {
-            if let Some(at) = position(policy, one.engine) {
-                sum.add(&loads[at]);
-            }
+            sum.add(&loads[one.engine.index()]);
         }
         sum.utilisation()
     };
@@ -98,7 +97,7 @@ impl Load {
     }
 }
 
-/// The load of each engine of the policy, in its order.
+/// The load of each engine by its slot number; a valid policy has all that its classes name.
 fn loads(policy: &Policy, seen: &Seen<'_>) -> Vec<Load> {
     let of = |engine: &Engine| {
         let planned = engine.planned_utilisation * engine.hard_capacity;
@@ -114,26 +113,26 @@ fn loads(policy: &Policy, seen: &Seen<'_>) -> Vec<Load> {
             allowance: counts * f64::from(engine.allowance),
         }
     };
-    let mut loads: Vec<Load> = policy.engines.iter().map(of).collect();
+    let slots = policy
+        .engines
+        .last()
+        .map_or(0, |last| last.slot.index() + 1);
+    let mut loads = vec![Load::default(); slots];
+    for engine in &policy.engines {
+        loads[engine.slot.index()] = of(engine);
+    }
     for (at, class) in policy.classes.iter().enumerate() {
         // Hosts of a frontend get alike, so what is more here is more at each of them.
         let here = seen.offered_rps.get(at).copied().unwrap_or(0.0);
         let more_rps = here * f64::from(policy.hosts) - class.demand_rps;
         for one in &class.eligible {
-            if let Some(at) = position(policy, one.engine) {
-                loads[at].offered += more_rps * one.weight * one.work;
-            }
+            loads[one.engine.index()].offered += more_rps * one.weight * one.work;
         }
     }
     for load in &mut loads {
         load.offered = load.offered.max(0.0);
     }
     loads
-}
-
-fn position(policy: &Policy, engine: EngineSlot) -> Option<usize> {
-    let engines = &policy.engines;
-    engines.binary_search_by_key(&engine, |one| one.slot).ok()
 }
 
 fn ratio(part: f64, whole: f64) -> f64 {

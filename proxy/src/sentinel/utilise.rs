@@ -1,5 +1,5 @@
-//! Tells the shards how full each class's engines are, which their retry budgets go by, and keeps the
-//! floor of retries: ten times a second, from the plan, the shards' counters and the guard.
+//! Tells the shards how full each class's engines are, which their retry budgets go by, and keeps
+//! the floor of retries: ten times a second, from the plan, the shards' counters and the guard.
 
 use pointsman_shm::id::{ClassSlot, EngineSlot, Generation};
 use pointsman_shm::policy::Policy;
@@ -106,8 +106,8 @@ impl Utilise {
 }
 
 impl ClassRate {
-    /// One line when retries end for want of room, and one when there is room again: not at the same
-    /// utilisation, so that one at the border does not fill the log.
+    /// One line when retries end for want of room, and one when there is room again: not at the
+    /// same utilisation, so that one at the border does not fill the log.
     fn tell(&mut self, class: &str, utilisation: f64) {
         if !self.is_full && utilisation > NONE_ABOVE {
             tracing::warn!(class, utilisation, "engines are full: nothing is retried");

@@ -102,7 +102,8 @@ impl Attempt {
         }
     }
 
-    /// Counts it as ended now, as this, though it lives on for a while: no word after this one counts.
+    /// Counts it as ended now, as this, though it lives on for a while: no word after this one
+    /// counts.
     pub(crate) fn end(&self, outcome: Outcome) {
         if self.has_ended.replace(true) {
             return;

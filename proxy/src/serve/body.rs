@@ -382,8 +382,8 @@ impl Body {
             && self.hold.state.get() != State::LetGo
     }
 
-    /// Whether it can be sent a second time while the first runs: an engine has it whole, or it is too
-    /// small ever to be let go.
+    /// Whether it can be sent a second time while the first runs: an engine has it whole, or it is
+    /// too small ever to be let go.
     pub(crate) fn can_be_sent_beside(&self) -> bool {
         self.is_whole() && (self.length <= PIECE || self.hold.state.get() == State::Sent)
     }

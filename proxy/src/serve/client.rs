@@ -122,8 +122,8 @@ impl Client {
         }
     }
 
-    /// Nobody, for one of several attempts to wait through. It leaves when `recalled` says so and its
-    /// work is polled again; whoever sets it does that.
+    /// Nobody, for one of several attempts to wait through. It leaves when `recalled` says so and
+    /// its work is polled again; whoever sets it does that.
     pub(crate) fn aside(alarms: &Rc<Alarms>, total_due_ns: u64, recalled: Rc<Cell<bool>>) -> Self {
         Self {
             inbound: Incoming::Nobody,

@@ -272,7 +272,8 @@ impl Story<'_> {
         Some(choice)
     }
 
-    /// Takes the token of one retry: of the class's budget on this shard, else of the process's floor.
+    /// Takes the token of one retry: of the class's budget on this shard, else of the process's
+    /// floor.
     pub(super) fn has_token(&self, target: &Target, now_ns: u64) -> bool {
         let shard = self.shard;
         if !shard.config.retry.budget {

@@ -1,10 +1,11 @@
 //! A second attempt beside the first, for a streamed request whose first token is late: see
 //! [`crate::decide::hedge`].
 //!
-//! Both run in the request's own task. Neither has the client: each waits through one of its own that
-//! nobody sends to ([`Client::aside`]), so that either can be called off alone, and the client itself
-//! is watched over both. Called off, an attempt ends as it does when its client leaves: the engine
-//! hears of it at once. What the winner has read of its answer goes on as if it had been alone.
+//! Both run in the request's own task. Neither has the client: each waits through one of its own
+//! that nobody sends to ([`Client::aside`]), so that either can be called off alone, and the client
+//! itself is watched over both. Called off, an attempt ends as it does when its client leaves: the
+//! engine hears of it at once. What the winner has read of its answer goes on as if it had been
+//! alone.
 
 use std::cell::Cell;
 use std::future::poll_fn;
@@ -62,16 +63,19 @@ impl Side {
 
 impl Story<'_> {
     /// How long the first attempt has before there may be a second; none where there is to be none.
+    /// A whole answer has no first token that could be late, and a body that flows is there but
+    /// once.
     pub(super) fn hedge_delay_ns(&self, course: &Course<'_>) -> Option<u64> {
         let rules = self.shard.config.hedge?;
         let may_hedge = self.features.contains(Features::STREAM) && course.body.flow().is_none();
-        rules
-            .delay_ns(course.choice.predicted_ttft_ms)
-            .filter(|_| may_hedge)
+        match may_hedge {
+            true => rules.delay_ns(course.choice.predicted_ttft_ms),
+            false => None,
+        }
     }
 
-    /// Opens a streamed request's first attempt up to its first byte, and a second one beside it when
-    /// it is late. Gives back the attempt that the result is of.
+    /// Opens a streamed request's first attempt up to its first byte, and a second one beside it
+    /// when it is late. Gives back the attempt that the result is of.
     pub(super) async fn hedged(
         &mut self,
         course: &mut Course<'_>,
@@ -137,8 +141,10 @@ impl Story<'_> {
         let may_try = course.has_room
             && course.tried.len() < self.shard.config.retry.attempts
             && course.body.can_be_sent_beside();
-        let choice = self.choose(course.target, &course.tried).ok();
-        let choice = choice.filter(|_| may_try)?;
+        if !may_try {
+            return None;
+        }
+        let choice = self.choose(course.target, &course.tried).ok()?;
         if !self.has_token(course.target, monotonic_ns()) {
             self.shard.metrics.hedge(Hedge::NoToken);
             return None;
@@ -269,8 +275,8 @@ async fn call_off(recalled: &Cell<bool>, opening: Pin<&mut impl Future<Output = 
     }
 }
 
-/// Whether the first attempt's result is the request's, whatever the second brings: an answer that is
-/// no failure of the engine's, or an end that is none.
+/// Whether the first attempt's result is the request's, whatever the second brings: an answer that
+/// is no failure of the engine's, or an end that is none.
 fn is_final(result: &Opening) -> bool {
     match result {
         Ok(opened) => matches!(

@@ -137,8 +137,8 @@ pub fn engine_request(
     Ok(request)
 }
 
-/// An answer as it goes to a client, with `why` where it may ask. `buffer` is what `head` was parsed from; an answer of our own
-/// has its request's id among its fields already.
+/// An answer as it goes to a client, with `why` where it may ask. `buffer` is what `head` was parsed
+/// from; an answer of our own has its request's id among its fields already.
 ///
 /// # Errors
 /// When a field has a byte that HTTP/1.1 lets pass and HTTP/2 does not.

@@ -1,9 +1,10 @@
-//! What decides, under faults, in virtual time: the product's own `decide/` with engines that refuse,
-//! break, fill up, slow down and come back, and clients that leave. No socket and no clock: a run is a
-//! function of its seed.
+//! What decides, under faults, in virtual time: the product's own `decide/` with engines that
+//! refuse, break, fill up, slow down and come back, and clients that leave. No socket and no clock:
+//! a run is a function of its seed.
 //!
-//! At every step no request is lost or counted twice, none stands at an engine that it may not go to,
-//! and there are no more retries than were paid for. When the faults are over, everybody is served.
+//! At every step no request is lost or counted twice, none stands at an engine that it may not go
+//! to, and there are no more retries than were paid for. When the faults are over, everybody is
+//! served.
 //!
 //! `POINTSMAN_SEEDS` is how many seeds are run, 32 by default; `POINTSMAN_SEED` runs one alone.
 

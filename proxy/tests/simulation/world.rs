@@ -28,8 +28,8 @@ use crate::ledger::{End, Ledger};
 const S: u64 = 1_000_000_000;
 /// When faults may begin, and when all are over.
 const FAULTS_NS: std::ops::Range<u64> = 5 * S..60 * S;
-/// From here on everybody is served: the longest back-off and quiet are over, and so are requests that
-/// a slow engine has.
+/// From here on everybody is served: the longest back-off and quiet are over, and so are requests
+/// that a slow engine has.
 const WELL_NS: u64 = 90 * S;
 /// The end.
 const END_NS: u64 = 100 * S;
@@ -397,8 +397,8 @@ impl World {
         }
     }
 
-    /// The guard word says what the control plane knows: of a dead engine that it is out, and of one
-    /// that fails that it has a penalty.
+    /// The guard word says what the control plane knows: of a dead engine that it is out, and of
+    /// one that fails that it has a penalty.
     fn learns(&mut self, engine: usize) {
         let engine_of = &self.policy.engines[engine];
         let clear = GuardState::clear(engine_of.generation);
@@ -464,8 +464,8 @@ const NO_FATE: Fate = Fate {
     quiet_s: None,
 };
 
-/// A random fleet: its policy, the rate of each class, and the engines behind it. The engines have room
-/// for what comes when all are well.
+/// A random fleet: its policy, the rate of each class, and the engines behind it. The engines have
+/// room for what comes when all are well.
 fn fleet(random: &mut SmallRng) -> (Policy, Vec<f64>, Vec<Engine>) {
     let nobody = SocketAddr::from(([127, 0, 0, 1], 9));
     let engine_count = random.random_range(3..=8);
@@ -477,7 +477,8 @@ fn fleet(random: &mut SmallRng) -> (Policy, Vec<f64>, Vec<Engine>) {
     let class_count = random.random_range(1..=3);
     let mut rates_rps = Vec::new();
     for class in 0..class_count {
-        // At least two engines each, so that there is somebody to go to; of these some only stand by.
+        // At least two engines each, so that there is somebody to go to; of these some only stand
+        // by.
         let mut eligible: Vec<&str> = names.iter().map(String::as_str).collect();
         while eligible.len() > 2 && random.random_bool(0.3) {
             eligible.swap_remove(random.random_range(0..eligible.len()));
