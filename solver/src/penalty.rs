@@ -46,6 +46,8 @@ pub enum Cause {
     Tbot,
     /// Its attempts fail, or wait too long to be waited for.
     Failures,
+    /// Most hosts take as much of it by themselves.
+    Hosts,
 }
 
 /// A penalty as people are told of it.
@@ -60,8 +62,8 @@ pub struct Penalised {
 }
 
 impl Cause {
-    /// Every cause, in the order of the tests.
-    pub const ALL: [Self; 3] = [Self::Ttft, Self::Tbot, Self::Failures];
+    /// Every cause that has a test, in the order of the tests.
+    pub const TESTED: [Self; 3] = [Self::Ttft, Self::Tbot, Self::Failures];
 
     /// Name for texts.
     #[must_use]
@@ -70,6 +72,7 @@ impl Cause {
             Self::Ttft => "first tokens come late",
             Self::Tbot => "tokens come slowly",
             Self::Failures => "attempts fail or wait too long",
+            Self::Hosts => "its hosts penalise it",
         }
     }
 }
@@ -151,8 +154,7 @@ impl Pool {
                 one.course.pause(now_ns);
                 continue;
             }
-            let says = one.says();
-            one.course.go_on(says, looks[e].local, now_ns, pass_s);
+            one.go_on(looks[e].local, now_ns, pass_s);
         }
         let wanted: Vec<f64> = self
             .engines

@@ -560,15 +560,27 @@ fn a_running_solver_explains_itself_and_what_it_recorded() {
 }
 
 #[test]
-fn a_misfit_that_gains_nothing_is_told_from_a_bound_of_the_topology() {
+fn a_misfit_and_a_penalty_that_gain_nothing_are_told_from_a_bound_of_the_topology() {
     let topology = Topology::parse("talk.toml", TALK).unwrap();
-    for (is_misfit, kind, words) in [
-        (true, LimitKind::Misfit, "gains no share"),
-        (false, LimitKind::MaxShare, "has its max_share"),
+    for (is_own, factor, kind, words) in [
+        (
+            true,
+            1.0,
+            LimitKind::Misfit,
+            "unlike its profile and gains no share",
+        ),
+        (
+            true,
+            0.95,
+            LimitKind::Penalty,
+            "is penalised and gains no share",
+        ),
+        (false, 1.0, LimitKind::MaxShare, "has its max_share"),
     ] {
         let mut ground = solve(&topology, &described(&topology)).unwrap();
         // A sends all its requests to its own engine, which is next to it.
-        match is_misfit {
+        ground.engines[0].planned_factor = factor;
+        match is_own {
             true => ground.problem.sources[0].arcs[0].most = Some(0.5),
             false => ground.problem.engines[0].max_share = Some(0.5),
         }

@@ -7,7 +7,9 @@ use std::collections::BTreeMap;
 use pointsman_shm::policy::Policy;
 use pointsman_solver::model::topology::{ClassId, EngineId, FrontendId, Topology};
 use pointsman_solver::model::units::{NonNegative, Share};
-use pointsman_solver::tick::{DemandSample, EngineSample, Inputs, Reason, TickState, tick};
+use pointsman_solver::tick::{
+    DemandSample, EngineSample, Health, Inputs, Orders, Reason, TickState, tick,
+};
 
 /// Four like engines at these distances, for half of what they can do.
 fn fleet(distances_ms: [f64; 4], more: &str) -> Topology {
@@ -29,7 +31,9 @@ struct World {
     state: TickState,
     now_s: u64,
     rps: f64,
-    orders: pointsman_solver::tick::Orders,
+    orders: Orders,
+    /// Engines that fail their health checks.
+    down: Vec<usize>,
 }
 
 impl World {
@@ -39,7 +43,8 @@ impl World {
             topology,
             now_s: 1,
             rps,
-            orders: pointsman_solver::tick::Orders::default(),
+            orders: Orders::default(),
+            down: Vec::new(),
         };
         world.pass(&[]);
         world
@@ -71,6 +76,12 @@ impl World {
         for (engine, penalty) in penalties {
             inputs.engines.push(EngineSample {
                 penalty: Share::new(*penalty).unwrap(),
+                ..EngineSample::unknown(EngineId(*engine))
+            });
+        }
+        for engine in &self.down {
+            inputs.engines.push(EngineSample {
+                health: Health::Down,
                 ..EngineSample::unknown(EngineId(*engine))
             });
         }
@@ -228,4 +239,29 @@ fn a_restart_takes_nothing_twice() {
     }
     world.pass(&[]);
     near(world.weights()[1], own);
+}
+
+#[test]
+fn what_a_penalised_engine_has_left_goes_when_it_is_out_and_it_comes_back_by_steps() {
+    let mut world = World::new(fleet([1.0; 4], ""), 200.0);
+    let own = world.weights()[1];
+    world.pass(&[(1, 0.9)]);
+    // An engine that is out has no penalty.
+    world.down = vec![1];
+    world.pass(&[]);
+    let without = world.weights();
+    near(without[1], 0.0);
+    for other in [0, 2, 3] {
+        assert!((without[other] - 1.0 / 3.0).abs() < 0.02, "{without:?}");
+    }
+    world.down.clear();
+    let mut before = 0.0;
+    for _ in 0..20 {
+        world.pass(&[]);
+        let now = world.weights()[1];
+        assert!(now <= before + 0.1 + 1e-6, "{before} -> {now}");
+        assert_eq!(world.factor(1), 1.0);
+        before = now;
+    }
+    assert!((before - own).abs() < 0.05, "{before}, once {own}");
 }

@@ -225,6 +225,7 @@ fn limit_text(limit: &Limit) -> String {
         LimitKind::MaxStep => "max_step".to_owned(),
         LimitKind::MaxShare => format!("max_share of engine {of}"),
         LimitKind::Misfit => format!("no gain for the misfit {of}"),
+        LimitKind::Penalty => format!("no gain for the penalised {of}"),
         LimitKind::RegionShare => format!("max_share of region {of}"),
         LimitKind::Fixed => "fixed weights".to_owned(),
     };

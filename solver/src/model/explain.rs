@@ -248,6 +248,8 @@ pub enum LimitKind {
     MaxShare,
     /// An engine that answers unlike its profile gains no share.
     Misfit,
+    /// An engine that is penalised gains no share.
+    Penalty,
     /// What share a region is to get.
     RegionShare,
     /// Weights that somebody set.

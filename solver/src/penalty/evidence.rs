@@ -200,6 +200,12 @@ impl Sums {
         );
     }
 
+    /// All was taken that may be for what was found: what it does from here on counts. Without this
+    /// an engine that gets nothing any more would be what it last was for ever.
+    pub(super) fn acted_on(&mut self) {
+        self.bad = 0.0;
+    }
+
     pub(super) fn says(&self) -> Says {
         if self.bad >= FOUND {
             Says::Outlier

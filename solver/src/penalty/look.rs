@@ -165,3 +165,39 @@ fn served(
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use pointsman_shm::signals::{Shape, SignalsReader, SignalsWriter};
+
+    #[test]
+    fn answers_are_answers_whoever_is_to_blame_and_back_pressure_is_neither() {
+        let folder = tempfile::tempdir().unwrap();
+        let shape = Shape {
+            shards: 1,
+            classes: 1,
+            engines: 1,
+            pairs: 1,
+        };
+        let writer = SignalsWriter::create(folder.path(), shape).unwrap();
+        let shard = writer.segment(0);
+        let cell = shard.engine(EngineSlot(0), Generation(1)).unwrap();
+        for outcome in Outcome::ALL {
+            cell.attempt_started();
+            cell.attempt_ended(outcome);
+        }
+        cell.late();
+        cell.ttft_us(64);
+        cell.tbot_us(100);
+        cell.penalised_us(7);
+        let snapshot = SignalsReader::open(writer.path()).unwrap().snapshot();
+        let counters = snapshot.unwrap().engines[0].1.clone();
+        let mut seen = Seen::default();
+        seen.add(&counters);
+        // A success and a client's error; refused, timed out, reset, stalled, 5xx, error in a stream.
+        assert_eq!((seen.answered, seen.failed, seen.late), (2, 8, 1));
+        assert_eq!((seen.ttft.sum_us, seen.tbot.count), (64, 1));
+        assert_eq!(seen.penalised_us, 7);
+    }
+}

@@ -358,6 +358,39 @@ fn what_is_out_is_not_judged_and_has_no_share_to_take_of() {
 }
 
 #[test]
+fn what_most_hosts_take_by_themselves_is_planned_for_and_comes_back_after_them() {
+    let mut world = World::new(&[0.1; 4], 0.5, Sizes::Equal, 13);
+    world.run(60.0, |_| true);
+    let mut pass = |local: f64| {
+        world.now_s += LOOK_S;
+        let mut looks = vec![Look::default(); 4];
+        looks[1].local = local;
+        let now = ((world.now_s * 1e9) as u64 + SECOND_NS, LOOK_S);
+        world.pool.absorb(&world.topology, &looks, &[true; 4], now);
+        world.pool.penalised(EngineId(1))
+    };
+    // Ejected by every host: no attempt is left to judge it by.
+    let taken = (0..10).filter_map(|_| pass(1.0)).last().expect("taken");
+    assert_eq!(
+        (taken.penalty, taken.cause),
+        (stepped(MOST), Some(Cause::Hosts))
+    );
+    let mut before = taken.penalty;
+    let back = (0..19).map(|_| {
+        let now = pass(0.0).map_or(0.0, |one| one.penalty);
+        let step = before - now;
+        before = now;
+        step
+    });
+    let back: Vec<f64> = back.collect();
+    assert!(
+        back.iter().all(|step| (step - 0.05).abs() < 1e-9),
+        "{back:?}"
+    );
+    assert_eq!(pass(0.0), None);
+}
+
+#[test]
 fn a_restart_goes_on_with_what_policies_count_and_a_reload_with_what_is_known() {
     let world = World::new(&[0.1; 2], 0.5, Sizes::Equal, 12);
     let mut policy = crate::run::fixtures::policy(

@@ -1,7 +1,7 @@
 //! One engine: what it was given, what was to be expected of it, and what its tests say.
 
 use super::Cause;
-use super::course::Course;
+use super::course::{Course, MOST, follows};
 use super::evidence::{Failures, Observed, Says, Sums, Times, Typical};
 use super::look::{Look, Part};
 use super::peers::Peer;
@@ -162,19 +162,34 @@ impl One {
         if bad > 0 || seen.answered > 0 {
             failures.failures(seen.answered, bad, peer.failures, length_s);
         }
-        let found = Cause::ALL.into_iter().zip(&self.tests);
+        let found = Cause::TESTED.into_iter().zip(&self.tests);
         let mut found = found.filter(|(_, sums)| sums.says() == Says::Outlier);
         self.cause = found.next().map(|(cause, _)| cause).or(self.cause);
     }
 
-    /// An outlier in anything is one; well is what is well in what was found.
-    pub(super) fn says(&self) -> Says {
+    /// One pass on: what tests say, and what hosts take by themselves, become a penalty.
+    pub(super) fn go_on(&mut self, local: f64, now_ns: u64, pass_s: f64) {
+        let says = self.says();
+        self.course.go_on(says, local, now_ns, pass_s);
+        if says == Says::Outlier && self.course.penalty() >= MOST {
+            self.tests.iter_mut().for_each(Sums::acted_on);
+        }
+        if self.course.penalty() <= 0.0 {
+            self.cause = None;
+        } else if follows(local) {
+            self.cause.get_or_insert(Cause::Hosts);
+        }
+    }
+
+    /// An outlier in anything is one; well is what is well in what was found. Of what hosts found they
+    /// say themselves when it is over.
+    fn says(&self) -> Says {
         let says = self.tests.map(|sums| sums.says());
-        let found = says[self.cause.unwrap_or(Cause::Failures) as usize];
-        if says.contains(&Says::Outlier) {
-            Says::Outlier
-        } else {
-            found
+        match self.cause {
+            _ if says.contains(&Says::Outlier) => Says::Outlier,
+            Some(Cause::Hosts) => Says::Well,
+            Some(found) => says[found as usize],
+            None => says[Cause::Failures as usize],
         }
     }
 }

@@ -19,6 +19,8 @@ use crate::tick::{Health, Inputs};
 
 /// Such a drain ends after so many times the time that led to it.
 const DRAINED_TIMES: u64 = 12;
+/// What was found, where only an earlier process knew.
+const BEFORE: &str = "it was penalised before";
 /// Who ordered it.
 const WHO: &str = "pointsman-solver";
 
@@ -27,6 +29,9 @@ pub(super) fn judge(shared: &Shared, core: &mut Core, deltas: &[Delta], inputs: 
     let topology = &shared.topology;
     if !topology.settings.pool_penalties {
         core.pool = Pool::default();
+        shared.write(|record| record.penalised = Arc::default());
+        let none = std::iter::empty::<([&str; 1], f64)>();
+        shared.metrics.replace(&metrics::ENGINE_PENALTY, none);
         return;
     }
     let looks = looks(topology, &core.state.registry, deltas);
@@ -76,9 +81,7 @@ fn say(before: &BTreeMap<String, Penalised>, now: &BTreeMap<String, Penalised>) 
         .iter()
         .filter(|(engine, _)| !before.contains_key(*engine))
     {
-        let cause = one
-            .cause
-            .map_or("it was penalised before", |cause| cause.name());
+        let cause = one.cause.map_or(BEFORE, |cause| cause.name());
         tracing::warn!(%engine, penalty = one.penalty, cause, "engine does worse than its peers");
     }
     for engine in before.keys().filter(|engine| !now.contains_key(*engine)) {
@@ -102,7 +105,7 @@ fn drain_ejected(shared: &Shared, pool: &Pool, inputs: &mut Inputs) {
             continue;
         }
         let name = &topology.engines[id.0].name;
-        let cause = one.cause.map_or("", |cause| cause.name());
+        let cause = one.cause.map_or(BEFORE, |cause| cause.name());
         let note = Note {
             who: WHO.to_owned(),
             why: format!("ejected for {limit_s} s: {cause}"),
@@ -135,4 +138,80 @@ fn is_needed(shared: &Shared, inputs: &Inputs, id: EngineId) -> bool {
     };
     let mut classes = shared.topology.classes.iter().filter(serves);
     classes.any(|class| !class.eligible.iter().any(|pair| usable(pair.engine)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::run::fixtures::{TOPOLOGY, policy, topology};
+    use crate::tick::EngineSample;
+
+    const SECOND_NS: u64 = 1_000_000_000;
+
+    /// The small world, and a second engine like the first where it is wanted.
+    fn shared(second: bool) -> Shared {
+        let text = TOPOLOGY.replacen("[solver]\n", "[solver]\ndrain_ejected_s = 10\n", 1);
+        let more = "[[engines]]\nname = \"F\"\nkind = \"h100\"\nmodels = [\"m\"]\n\
+                    address = \"127.0.0.1:9002\"\n\
+                    capacity = { rps = 100, prompt_tokens = 500, output_tokens = 100 }\n\
+                    [[rtt]]\nfrontend = \"A\"\nengine = \"F\"\nms = 2\n\
+                    [[rtt]]\nfrontend = \"B\"\nengine = \"F\"\nms = 2\n\
+                    [[rtt]]\nfrontend = \"A\"";
+        let text = match second {
+            true => text.replacen("[[rtt]]\nfrontend = \"A\"", more, 1),
+            false => text,
+        };
+        Shared::new(topology(&text), 1, &[None, None], Arc::default())
+    }
+
+    #[test]
+    fn the_last_usable_engine_of_a_class_is_needed() {
+        let (one, two) = (shared(false), shared(true));
+        let mut inputs = Inputs::default();
+        assert!(is_needed(&one, &inputs, EngineId(0)));
+        assert!(!is_needed(&two, &inputs, EngineId(0)));
+        inputs.orders.draining.insert(EngineId(1));
+        assert!(is_needed(&two, &inputs, EngineId(0)));
+        inputs.orders.draining.clear();
+        inputs.engines.push(EngineSample {
+            health: Health::Down,
+            ..EngineSample::unknown(EngineId(1))
+        });
+        assert!(is_needed(&two, &inputs, EngineId(0)));
+    }
+
+    #[test]
+    fn an_engine_that_is_ejected_for_long_is_drained_by_an_order_that_ends() {
+        for second in [true, false] {
+            let shared = shared(second);
+            let engines = shared.topology.engines.len();
+            let mut standing = policy(&topology(TOPOLOGY), 90.0);
+            standing.engines[0].planned_factor = 0.05;
+            let mut pool = Pool::restore(&shared.topology, &[standing], 0);
+            let mut inputs = Inputs {
+                unix_ms: 1_000_000,
+                ..Inputs::default()
+            };
+            let looks = vec![crate::penalty::look::Look::default(); engines];
+            let usable = vec![true; engines];
+            for now_s in [2, 4, 6, 8, 10] {
+                let now = (now_s * SECOND_NS, 2.0);
+                pool.absorb(&shared.topology, &looks, &usable, now);
+                drain_ejected(&shared, &pool, &mut inputs);
+            }
+            assert!(inputs.orders.draining.is_empty(), "8 s are not long");
+            pool.absorb(&shared.topology, &looks, &usable, (12 * SECOND_NS, 2.0));
+            drain_ejected(&shared, &pool, &mut inputs);
+            let drains = shared.desk.kept().orders.drains;
+            // What nobody else can serve stays, whatever it is like.
+            assert_eq!(drains.len(), usize::from(second));
+            assert_eq!(inputs.orders.draining.len(), usize::from(second));
+            if second {
+                let note = &drains["E"];
+                assert_eq!((note.who.as_str(), note.since_unix_ms), (WHO, 1_000_000));
+                assert_eq!(note.expires_unix_ms, Some(1_000_000 + 120_000));
+                assert_eq!(note.why, "ejected for 10 s: it was penalised before");
+            }
+        }
+    }
 }

@@ -118,7 +118,11 @@ fn before(topology: &Topology, policy: &Policy) -> Vec<f64> {
 impl Frontend<'_> {
     /// The factors that the frontend's weights count then.
     fn lay(&self, wanted: &[f64], previous: &mut [Option<Vec<f64>>]) -> Vec<f64> {
-        let changed = |e: &usize| (wanted[*e] - self.before[*e]).abs() > SAME;
+        // What an engine that is out had goes to where the plan wants it, and not here first.
+        let changed = |e: &usize| {
+            let is_used = self.engines[*e].state == PlannedState::Active;
+            is_used && (wanted[*e] - self.before[*e]).abs() > SAME
+        };
         let changed: Vec<usize> = (0..wanted.len()).filter(changed).collect();
         let mut factors = self.before.clone();
         if changed.is_empty() {

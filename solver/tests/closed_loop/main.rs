@@ -11,6 +11,7 @@
 )]
 
 mod absurd;
+mod brownout;
 mod checks;
 mod corners;
 mod fleet;

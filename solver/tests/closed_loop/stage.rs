@@ -5,11 +5,13 @@ use std::collections::VecDeque;
 use pointsman_solver::collect::average::Average;
 use pointsman_solver::model::topology::{ClassId, EngineId, FrontendId, Topology};
 use pointsman_solver::model::units::NonNegative;
+use pointsman_solver::penalty::Pool;
 use pointsman_solver::tick::{
     Answers, Arrivals, DemandSample, EngineSample, Health, Inputs, Offered, RoundTrips, Sent,
     Service, TickOutcome, TickState, tick,
 };
 
+use crate::brownout::looks;
 use crate::checks::Run;
 use crate::plant::{Counts, Plant, STEP_S};
 
@@ -36,6 +38,9 @@ pub(crate) struct Stage {
     /// Inputs of passes and the policies made of them, since somebody took them.
     pub(crate) keep: bool,
     pub(crate) kept: Vec<(Inputs, Vec<Vec<u8>>)>,
+    /// Penalties pooled over hosts, where a test wants them, and passes in which one was in force.
+    pub(crate) pool: Option<Pool>,
+    pub(crate) penalised: Vec<(f64, usize, f64)>,
     lag_s: f64,
     averages: Vec<Average>,
     /// Last seen of engines: alive, running, waiting; and distances.
@@ -66,6 +71,8 @@ impl Stage {
             why: Vec::new(),
             keep: false,
             kept: Vec::new(),
+            pool: None,
+            penalised: Vec::new(),
             lag_s,
             averages,
             seen: Counts::default(),
@@ -197,7 +204,28 @@ impl Stage {
             }
             inputs.engines.push(sample);
         }
+        self.penalise(&new, &mut inputs);
         inputs
+    }
+
+    fn penalise(&mut self, new: &VecDeque<Counts>, inputs: &mut Inputs) {
+        let Some(pool) = &mut self.pool else {
+            return;
+        };
+        let mut usable = vec![true; self.topology.engines.len()];
+        for sample in &inputs.engines {
+            usable[sample.engine.0] = sample.health == Health::Up;
+        }
+        let looks = looks(&self.topology, new);
+        let length_s = new.len() as f64 * STEP_S;
+        pool.absorb(&self.topology, &looks, &usable, (inputs.now_ns, length_s));
+        for (sample, penalty) in inputs.engines.iter_mut().zip(pool.penalties()) {
+            sample.penalty = penalty;
+            if penalty.value() > 0.0 {
+                let one = (self.now_s, sample.engine.0, penalty.value());
+                self.penalised.push(one);
+            }
+        }
     }
 
     fn addresses(&self, inputs: &mut Inputs) {

@@ -62,13 +62,15 @@ pub(super) fn of_source(
         let name = topology.engines[way.engine].name.clone();
         let arc = &ground.problem.sources[s].arcs[way.position];
         let by_topology = ground.problem.engines[way.engine].max_share;
-        let is_misfit = arc
+        let is_own = arc
             .most
             .is_some_and(|most| by_topology.is_none_or(|m| most < m));
+        let is_penalised = ground.engines[way.engine].planned_factor < 1.0;
         limits.push(limit(
-            match is_misfit {
-                true => LimitKind::Misfit,
-                false => LimitKind::MaxShare,
+            match (is_own, is_penalised) {
+                (true, true) => LimitKind::Penalty,
+                (true, false) => LimitKind::Misfit,
+                (false, _) => LimitKind::MaxShare,
             },
             Some(name),
             saves,

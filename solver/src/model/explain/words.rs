@@ -124,6 +124,9 @@ fn limit(limit: &Limit) -> Option<String> {
         LimitKind::Misfit => format!(
             "{of} answers unlike its profile and gains no share: one more there would save {saves} ms"
         ),
+        LimitKind::Penalty => {
+            format!("{of} is penalised and gains no share: one more there would save {saves} ms")
+        }
         LimitKind::RegionShare => {
             format!("region {of} has its max_share: one more there would save {saves} ms")
         }
