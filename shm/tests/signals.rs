@@ -10,8 +10,8 @@ use std::thread;
 use pointsman_shm::Error;
 use pointsman_shm::id::{ClassSlot, EngineSlot, Generation, PairNumber};
 use pointsman_shm::signals::{
-    BlockLoad, EngineCounters, Flights, Outcome, Shape, ShedCause, SignalsReader, SignalsWriter, list,
-    reap,
+    BlockLoad, EngineCounters, Flights, Outcome, Shape, ShedCause, SignalsReader, SignalsWriter,
+    list, reap,
 };
 use tempfile::TempDir;
 
