@@ -4,7 +4,7 @@
 //! Everything here is done by [`crate::decide::penalty`] but for the gathering. Counters only rise
 //! and have one writer each, so a look takes differences and nobody waits for it.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use pointsman_shm::id::{EngineSlot, Generation};
@@ -13,7 +13,8 @@ use pointsman_shm::signals::{Outcome, SignalsWriter};
 
 use crate::decide::expect::{Backlog, Outlook, Outlooks, log_ratio};
 use crate::decide::penalty::{
-    self, Action, Cause, MEASURED, Member, Rules, Samples, Seen, Signal, Stage, Standing,
+    self, Action, Cause, Comparison, MEASURED, Member, Rules, Samples, Seen, Signal, Stage,
+    Standing,
 };
 use crate::metrics::{EnginePenalty, EvidenceTotals, ShardMetrics, TimeKind};
 
@@ -23,8 +24,9 @@ pub(super) struct Penalties {
     /// In the policy's order.
     engines: Vec<Accused>,
     standings: Vec<Standing>,
-    /// Positions of the engines of each class.
+    /// Positions of the engines of each class, each set of them once.
     classes: Vec<Vec<u32>>,
+    comparison: Comparison,
     looked_ns: Option<u64>,
     /// Looks since people were told.
     told: u32,
@@ -103,6 +105,7 @@ impl Penalties {
             self.standings.push(standing);
         }
         self.classes = classes(policy);
+        self.comparison = Comparison::default();
     }
 
     /// Looks at what was counted since the look before, and tells the shards what to expect. Whether
@@ -127,13 +130,14 @@ impl Penalties {
                 Outlook {
                     penalty_255: (standing.penalty() * 255.0).round() as u8,
                     epoch: standing.ejections() as u8,
-                    scale_milli: (standing.usual_factor().ln() * 1_000.0).round() as i16,
+                    scale_256: Outlook::parts_of_scale(standing.usual_factor()),
                     queue_ms: engine.backlog.queue_ms(engine.plan.capacity, queued),
                 },
             );
         }
         let time = (now_ns, dt_s);
-        let actions = penalty::look(&mut self.standings, &members, &self.classes, rules, time);
+        let compared = (&self.classes[..], &mut self.comparison);
+        let actions = penalty::look(&mut self.standings, &members, compared, rules, time);
         let told = self.engines.iter().zip(&self.standings).zip(actions);
         for ((engine, standing), action) in told {
             if let Some(action) = action {
@@ -384,7 +388,7 @@ fn gap_ms(profile: &[ProfilePoint], utilisation: f64) -> f64 {
     }
 }
 
-/// Positions of the engines of each class.
+/// Positions of the engines of each class, each set of them once.
 fn classes(policy: &Policy) -> Vec<Vec<u32>> {
     let position = |slot: EngineSlot| {
         let engines = &policy.engines;
@@ -397,7 +401,9 @@ fn classes(policy: &Policy) -> Vec<Vec<u32>> {
         let positions = eligible.filter_map(|eligible| position(eligible.engine));
         positions.map(|at| at as u32).collect::<Vec<u32>>()
     });
-    members.collect()
+    // Classes of one model mostly have the same engines: once is enough.
+    let distinct: BTreeSet<Vec<u32>> = members.collect();
+    distinct.into_iter().collect()
 }
 
 #[cfg(test)]
