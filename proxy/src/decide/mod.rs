@@ -22,6 +22,8 @@ pub mod retry_budget;
 pub mod select;
 pub mod tenants;
 #[cfg(test)]
+mod simulation;
+#[cfg(test)]
 mod testing;
 pub mod token_bucket;
 pub mod utilisation;
