@@ -14,15 +14,15 @@ pub mod hedge;
 pub mod index;
 pub mod key;
 pub mod mix;
+pub mod penalty;
 pub mod queue;
 pub mod rates;
-pub mod penalty;
 pub mod retry;
 pub mod retry_budget;
 pub mod select;
-pub mod tenants;
 #[cfg(test)]
 mod simulation;
+pub mod tenants;
 #[cfg(test)]
 mod testing;
 pub mod token_bucket;

@@ -15,6 +15,7 @@ use pointsman_shm::policy::Policy;
 use rand::rngs::SmallRng;
 use rand::{Rng as _, SeedableRng as _};
 
+use crate::decide::allowance::Allowances;
 use crate::decide::back_off::BackOffs;
 use crate::decide::expect::log_ratio;
 use crate::decide::guard::{GuardState, GuardTable, GuardWord};
@@ -95,6 +96,8 @@ struct Simulation {
     policy: Policy,
     index: PolicyIndex,
     words: GuardTable,
+    /// Nobody takes of them: there is room everywhere.
+    allowances: Allowances,
     shards: Vec<Shard>,
     engines: Vec<Engine>,
     standings: Vec<Standing>,
@@ -123,6 +126,7 @@ impl Simulation {
             events: BTreeMap::new(),
             made: 0,
             index: PolicyIndex::build(&policy, &|_| true),
+            allowances: Allowances::of(&policy, SHARDS as u16),
             policy,
             words: GuardTable::new(),
             shards: (0..SHARDS).map(shard).collect(),
@@ -221,9 +225,11 @@ impl Simulation {
         tried: &Tried,
     ) -> Result<Selection, Refused> {
         let (index, words, now_ns) = (&self.index, &self.words, self.now_ns);
+        let allowances = &self.allowances;
         let with = |back_offs: &mut BackOffs| {
             let mut guards = Guards {
                 words,
+                allowances: allowances.shard(shard as u16),
                 back_offs,
                 now_ns,
             };

@@ -11,6 +11,7 @@ use pointsman_shm::id::{EngineSlot, Generation};
 use pointsman_shm::policy::{Engine, Policy, ProfilePoint};
 use pointsman_shm::signals::{Outcome, SignalsWriter};
 
+use crate::decide::blame::{Blame, blame};
 use crate::decide::expect::{Backlog, Outlook, Outlooks, log_ratio};
 use crate::decide::penalty::{
     self, Action, Cause, Comparison, MEASURED, Member, Rules, Samples, Seen, Signal, Stage,
@@ -238,10 +239,11 @@ impl Accused {
         for shard in sources.shards {
             let ends = shard.outcome_counts(slot, generation);
             for outcome in Outcome::ALL {
-                match speaks(outcome) {
-                    Some(Speaks::Against) => counts.faults += ends[outcome as usize],
-                    Some(Speaks::For) => counts.successes += ends[outcome as usize],
-                    None => {}
+                let count = ends[outcome as usize];
+                match blame(outcome) {
+                    None => counts.successes += count,
+                    Some(Blame::Engine) => counts.faults += count,
+                    Some(Blame::BackPressure | Blame::Client | Blame::Ours) => {}
                 }
             }
             counts.evidence = counts
@@ -252,31 +254,6 @@ impl Accused {
             .signals
             .map_or((0, 0), |signals| signals.gaps(slot, generation));
         counts
-    }
-}
-
-/// What an ending says of an engine.
-enum Speaks {
-    For,
-    Against,
-}
-
-/// What the end of an attempt says of its engine: nothing where it asked for less, or where it was
-/// the client's doing or ours.
-fn speaks(outcome: Outcome) -> Option<Speaks> {
-    match outcome {
-        Outcome::Success => Some(Speaks::For),
-        Outcome::ServerError
-        | Outcome::ConnectRefused
-        | Outcome::ConnectTimeout
-        | Outcome::ResetBeforeByte
-        | Outcome::FirstByteTimeout
-        | Outcome::MidStreamReset
-        | Outcome::Stall
-        | Outcome::StreamError => Some(Speaks::Against),
-        Outcome::ClientError | Outcome::Backpressure | Outcome::ClientCancel | Outcome::Ours => {
-            None
-        }
     }
 }
 

@@ -84,7 +84,10 @@ impl Siblings {
 
     /// How many of them began an attempt lately.
     pub(super) fn serving(&self, now_ns: u64) -> u32 {
-        let serving = self.living.iter().filter(|sibling| sibling.is_serving(now_ns));
+        let serving = self
+            .living
+            .iter()
+            .filter(|sibling| sibling.is_serving(now_ns));
         u32::try_from(serving.count()).unwrap_or(u32::MAX)
     }
 

@@ -47,8 +47,8 @@ pub(crate) mod tls;
 mod turn;
 mod upload;
 mod waiting;
-mod why;
 mod waits;
+mod why;
 
 #[cfg(any(test, fuzzing))]
 pub use h2::{operate_as_client, operate_as_server};
