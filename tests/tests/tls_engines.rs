@@ -23,9 +23,42 @@ both_drivers!(
     a_token_changes_without_a_new_connection,
     certificates_and_authorities_change_and_what_runs_goes_on,
     a_cut_inside_tls_is_no_end,
+    an_engine_behind_tls_is_asked_for_its_health_as_for_everything_else,
 );
 
 const FAILURES: &str = "pointsman_proxy_tls_failures_total";
+
+fn an_engine_behind_tls_is_asked_for_its_health_as_for_everything_else(driver: Driver) {
+    let engine = Engine::named("E1");
+    let folder = Folder::new();
+    let (servers, clients, front) = asking(engine.address());
+    let (cert, key) = clients.leaf(&["proxy.test"]).write(folder.path(), "own");
+    let token = folder.write("token", "sk-1\n");
+    let more = format!(
+        "bearer_file = \"{}\"\ncert = \"{}\"\nkey = \"{}\"\n[probes]\nafter_ms = 1000",
+        token.display(),
+        cert.display(),
+        key.display()
+    );
+    let draft = secured(front.address(), "engine.test");
+    let proxy = Proxy::configured(driver, &draft, &credential(&folder, &servers, &more));
+    let probes = "pointsman_proxy_probes_total";
+    eventually(SOON, "its health is asked for", || {
+        let well = proxy.metrics().sum(probes, &[("outcome", "well")]);
+        (well >= 1.0).then_some(())
+    });
+    let asked = &engine.requests()[0];
+    assert_eq!(asked.target(), ("GET", "/health"));
+    assert_eq!(asked.header("authorization"), Some("Bearer sk-1"));
+    // One that cannot prove itself is not believed.
+    let draft = secured(front.address(), "other.test");
+    let proxy = Proxy::configured(driver, &draft, &credential(&folder, &servers, &more));
+    eventually(SOON, "a check fails", || {
+        let failed = proxy.metrics().sum(probes, &[("outcome", "failed")]);
+        (failed >= 1.0).then_some(())
+    });
+    assert_eq!(proxy.metrics().sum(probes, &[("outcome", "well")]), 0.0);
+}
 
 /// A draft whose only engine is asked over TLS, as `sni`, with the credential `gpu`.
 fn secured(address: SocketAddr, sni: &str) -> Draft {

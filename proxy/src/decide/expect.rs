@@ -18,8 +18,8 @@ pub struct Outlook {
     pub epoch: u8,
     /// The penalty that this host found by itself, in 255ths.
     pub penalty_255: u8,
-    /// ln of the factor by which first tokens of peers differ from what is predicted, thousandths.
-    pub scale_milli: i16,
+    /// Factor by which first tokens of peers differ from what is predicted, 256ths; 0 for none.
+    pub scale_256: u16,
     /// Time that the work takes that waits there as far as anybody knows, milliseconds.
     pub queue_ms: u32,
 }
@@ -63,6 +63,8 @@ const LONGEST: f32 = 64.0;
 const FIXED: f32 = 0.5;
 /// Longest wait that is predicted, seconds.
 const MOST_WAIT_S: f64 = 600.0;
+/// 1 as a scale is kept.
+const SCALE_ONE: f64 = 256.0;
 /// A queue may take this many times as long as is known: what of it the engine has cached is not.
 const QUEUE_MARGIN: f64 = 1.5;
 /// Time in which half of what arrived is forgotten, seconds.
@@ -96,6 +98,9 @@ impl BodyLengths {
 /// adds is as planned, or what the queue takes where that is more. 0 where nothing is predicted.
 #[must_use]
 pub fn first_token_us(idle_ms: f64, planned_ms: f64, length: f32, outlook: Outlook) -> u32 {
+    if idle_ms <= 0.0 && planned_ms <= 0.0 {
+        return 0;
+    }
     let factor = if length < 1.0 {
         FIXED + (1.0 - FIXED) * length
     } else {
@@ -104,8 +109,8 @@ pub fn first_token_us(idle_ms: f64, planned_ms: f64, length: f32, outlook: Outlo
     let own_us = idle_ms * 1_000.0 * f64::from(factor);
     let added_us = (planned_ms - idle_ms).max(0.0) * 1_000.0;
     let queue_us = f64::from(outlook.queue_ms) * 1_000.0 * QUEUE_MARGIN;
-    // A cast saturates, and takes what is no number to 0.
-    (own_us + added_us.max(queue_us)).round() as u32
+    // A cast cuts, saturates, and takes what is no number to 0. (Rounding is a call.)
+    (own_us + added_us.max(queue_us) + 0.5) as u32
 }
 
 /// ln(observed / predicted), where times below `floor_us` all count as that: nobody is worse for
@@ -149,7 +154,7 @@ impl Outlook {
     fn pack(self) -> u64 {
         u64::from(self.penalty_255) << 56
             | u64::from(self.epoch) << 48
-            | u64::from(self.scale_milli.cast_unsigned()) << 32
+            | u64::from(self.scale_256) << 32
             | u64::from(self.queue_ms)
     }
 
@@ -157,7 +162,7 @@ impl Outlook {
         Self {
             penalty_255: (word >> 56) as u8,
             epoch: (word >> 48) as u8,
-            scale_milli: ((word >> 32) as u16).cast_signed(),
+            scale_256: (word >> 32) as u16,
             queue_ms: word as u32,
         }
     }
@@ -168,10 +173,19 @@ impl Outlook {
         f64::from(self.penalty_255) / 255.0
     }
 
-    /// The factor by which first tokens of peers differ from what is predicted.
+    /// The factor by which first tokens of peers differ from what is predicted; 1 where none does.
     #[must_use]
     pub fn scale(self) -> f64 {
-        (f64::from(self.scale_milli) / 1_000.0).exp()
+        match self.scale_256 {
+            0 => 1.0,
+            parts => f64::from(parts) / SCALE_ONE,
+        }
+    }
+
+    /// A factor as it is kept: what is too large or too small is cut.
+    #[must_use]
+    pub fn parts_of_scale(factor: f64) -> u16 {
+        (factor * SCALE_ONE).round().clamp(1.0, f64::from(u16::MAX)) as u16
     }
 }
 
@@ -236,7 +250,7 @@ mod tests {
         assert_eq!(first_token_us(100.0, 150.0, 0.0, alone), 100_000);
         assert_eq!(first_token_us(100.0, 150.0, 1.0, queue(30)), 150_000);
         assert_eq!(first_token_us(100.0, 150.0, 1.0, queue(400)), 700_000);
-        assert_eq!(first_token_us(0.0, 0.0, 3.0, alone), 0);
+        assert_eq!(first_token_us(0.0, 0.0, 3.0, queue(400)), 0);
         assert_eq!(first_token_us(f64::NAN, 1.0, 1.0, alone), 0);
         assert_eq!(first_token_us(1e12, 1e12, 1.0, alone), u32::MAX);
     }
@@ -289,12 +303,22 @@ mod tests {
         let outlook = Outlook {
             epoch: 255,
             penalty_255: 254,
-            scale_milli: -5_000,
+            scale_256: 65_000,
             queue_ms: 600_000,
         };
         outlooks.store(EngineSlot(4_095), outlook);
         assert_eq!(outlooks.load(EngineSlot(4_095)), outlook);
         assert_eq!(outlooks.load(EngineSlot(0)), Outlook::default());
         assert_eq!(Outlook::default().scale(), 1.0);
+        let scaled = |factor: f64| {
+            let scale_256 = Outlook::parts_of_scale(factor);
+            let outlook = Outlook {
+                scale_256,
+                ..Outlook::default()
+            };
+            outlook.scale()
+        };
+        assert_eq!([scaled(1.0), scaled(2.5), scaled(0.375)], [1.0, 2.5, 0.375]);
+        assert_eq!([scaled(1e9), scaled(0.0)], [65_535.0 / 256.0, 1.0 / 256.0]);
     }
 }

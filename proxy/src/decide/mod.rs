@@ -20,6 +20,8 @@ pub mod rates;
 pub mod retry;
 pub mod retry_budget;
 pub mod select;
+#[cfg(test)]
+mod simulation;
 pub mod tenants;
 #[cfg(test)]
 mod testing;

@@ -17,7 +17,7 @@ mod share;
 
 pub use course::{Action, Stage};
 pub use evidence::{Cause, LATE_FACTOR, Samples, Seen, Signal};
-pub use peers::MEASURED;
+pub use peers::{Comparison, MEASURED};
 
 use course::{Course, Look};
 use evidence::{Evidence, FAULTS_EVERYWHERE, Usual};
@@ -84,6 +84,8 @@ pub struct Standing {
     /// Logarithm by which predictions are scaled to what is usual.
     scale: f64,
     given: f64,
+    /// Its penalty could not be acted on, and nothing has spoken against it since.
+    is_free: bool,
     /// Ejections so far.
     ejections: u64,
 }
@@ -97,12 +99,13 @@ const ASSUMED_BAR: f64 = 2.5;
 /// predicted time itself: a third of [`LATE_FACTOR`] times as much.
 const LEAST_SCALE_LN: f64 = -1.1;
 
-/// Looks at a fleet: `standings` and `members` go by the same positions, which `classes` list. The
-/// time since the look before is `dt_s` seconds. Gives each engine's action, where it had one.
+/// Looks at a fleet: `standings` and `members` go by the same positions, which `classes` list and by
+/// which `comparison` is kept. The time since the look before is `dt_s` seconds. Gives each engine's
+/// action, where it had one.
 pub fn look(
     standings: &mut [Standing],
     members: &[Member],
-    classes: &[Vec<u32>],
+    (classes, comparison): (&[Vec<u32>], &mut Comparison),
     rules: &Rules,
     (now_ns, dt_s): (u64, f64),
 ) -> Vec<Option<Action>> {
@@ -115,8 +118,8 @@ pub fn look(
         .zip(members)
         .map(|(standing, member)| standing.as_peer(member.group))
         .collect();
-    let usual = peers::usual(&peers, classes);
-    let parts = standings.iter_mut().zip(members).zip(&usual);
+    let usual = comparison.look(&peers, classes);
+    let parts = standings.iter_mut().zip(members).zip(usual);
     let actions = parts
         .map(|((standing, member), usual)| standing.look(member, usual, rules, (now_ns, dt_s)))
         .collect();
@@ -124,15 +127,21 @@ pub fn look(
         .iter()
         .zip(members)
         .map(|(standing, member)| Wanted {
-            penalty: standing.course.penalty(),
+            penalty: if standing.is_free {
+                0.0
+            } else {
+                standing.course.penalty()
+            },
             since_ns: standing.course.since_ns(),
             capacity: member.capacity,
-            looks_bad: standing.looks_bad(member.is_down),
+            looks_bad: standing.looks_bad(),
+            is_down: member.is_down,
         })
         .collect();
     let given = share::allot(&wanted, classes, rules.most_share);
     for (standing, given) in standings.iter_mut().zip(given) {
         standing.given = given;
+        standing.is_free |= standing.course.penalty() > 0.0 && given <= 0.0;
     }
     actions
 }
@@ -210,10 +219,9 @@ impl Standing {
         }
     }
 
-    fn looks_bad(&self, is_down: bool) -> bool {
+    fn looks_bad(&self) -> bool {
         let fails = |share| share >= FAULTS_EVERYWHERE;
-        is_down
-            || self.course.penalty() > 0.0 && self.course.stage() != Stage::Returning
+        self.course.penalty() > 0.0 && self.course.stage() != Stage::Returning
             || self.evidence.recent_fault_share().is_some_and(fails)
     }
 
@@ -237,9 +245,11 @@ impl Standing {
             now_ns,
             finding,
             is_down: member.is_down,
+            is_free: self.is_free,
             patience_ns: PATIENCE_NS.saturating_add(predicted_ns as u64),
         };
         let action = self.course.look(&look, rules);
+        self.is_free &= !finding.fresh && self.course.penalty() > 0.0;
         match action {
             Some(Action::Ejected(..)) => {
                 self.ejections += 1;

@@ -64,7 +64,8 @@ impl EvidenceCounters {
         let most = BIAS as f64;
         let raised = (log_ratio * 1_000.0).clamp(-most, most) + most;
         let counters = &self.times[kind as usize];
-        counters.sum_milli.add(raised.round() as u64);
+        // Rounded to the nearest.
+        counters.sum_milli.add((raised + 0.5) as u64);
         counters.count.increment();
     }
 

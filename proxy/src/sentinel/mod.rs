@@ -29,7 +29,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use pointsman_shm::engine_state::EngineStates;
+use pointsman_shm::engine_state::{EngineStates, Health};
 use pointsman_shm::id::EngineSlot;
 use pointsman_shm::policy::{Engine, PlannedState, Policy};
 use pointsman_shm::region::Kind;
@@ -380,7 +380,7 @@ impl Sentinel {
         let (seen, began_ns) = (self.seen.as_ref(), self.began_ns);
         let wanted = |engine: &Engine| {
             let age_ms = seen.and_then(|seen| seen.health_age_ms(engine, now_ns));
-            let age_ms = age_ms.unwrap_or((now_ns - began_ns) / 1_000_000);
+            let age_ms = age_ms.unwrap_or(now_ns.saturating_sub(began_ns) / 1_000_000);
             engine.state != PlannedState::Out
                 && (age_ms > config.probes.after_ms
                     || self.penalties.is_doubtful(engine.slot, engine.generation))
@@ -403,7 +403,9 @@ impl Sentinel {
         // An engine is not down for being ejected: that would keep it out for ever.
         let is_down = |at: usize| {
             let reason = verdicts.get(at).and_then(|(_, verdict)| verdict.reason);
-            reason.is_some_and(|reason| reason != OutReason::Ejected)
+            let engine = &engines[at];
+            let own = self.probes.health(engine.slot, engine.generation, now_ns);
+            reason.is_some_and(|reason| reason != OutReason::Ejected) || own == Health::Down
         };
         let waiting = |at: usize| {
             let state = seen.and_then(|seen| seen.load_of(&engines[at], now_ns));

@@ -4,16 +4,18 @@
 //! Everything here is done by [`crate::decide::penalty`] but for the gathering. Counters only rise
 //! and have one writer each, so a look takes differences and nobody waits for it.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use pointsman_shm::id::{EngineSlot, Generation};
 use pointsman_shm::policy::{Engine, Policy, ProfilePoint};
 use pointsman_shm::signals::{Outcome, SignalsWriter};
 
+use crate::decide::blame::{Blame, blame};
 use crate::decide::expect::{Backlog, Outlook, Outlooks, log_ratio};
 use crate::decide::penalty::{
-    self, Action, Cause, MEASURED, Member, Rules, Samples, Seen, Signal, Stage, Standing,
+    self, Action, Cause, Comparison, MEASURED, Member, Rules, Samples, Seen, Signal, Stage,
+    Standing,
 };
 use crate::metrics::{EnginePenalty, EvidenceTotals, ShardMetrics, TimeKind};
 
@@ -23,8 +25,9 @@ pub(super) struct Penalties {
     /// In the policy's order.
     engines: Vec<Accused>,
     standings: Vec<Standing>,
-    /// Positions of the engines of each class.
+    /// Positions of the engines of each class, each set of them once.
     classes: Vec<Vec<u32>>,
+    comparison: Comparison,
     looked_ns: Option<u64>,
     /// Looks since people were told.
     told: u32,
@@ -103,6 +106,7 @@ impl Penalties {
             self.standings.push(standing);
         }
         self.classes = classes(policy);
+        self.comparison = Comparison::default();
     }
 
     /// Looks at what was counted since the look before, and tells the shards what to expect. Whether
@@ -127,13 +131,14 @@ impl Penalties {
                 Outlook {
                     penalty_255: (standing.penalty() * 255.0).round() as u8,
                     epoch: standing.ejections() as u8,
-                    scale_milli: (standing.usual_factor().ln() * 1_000.0).round() as i16,
+                    scale_256: Outlook::parts_of_scale(standing.usual_factor()),
                     queue_ms: engine.backlog.queue_ms(engine.plan.capacity, queued),
                 },
             );
         }
         let time = (now_ns, dt_s);
-        let actions = penalty::look(&mut self.standings, &members, &self.classes, rules, time);
+        let compared = (&self.classes[..], &mut self.comparison);
+        let actions = penalty::look(&mut self.standings, &members, compared, rules, time);
         let told = self.engines.iter().zip(&self.standings).zip(actions);
         for ((engine, standing), action) in told {
             if let Some(action) = action {
@@ -234,10 +239,11 @@ impl Accused {
         for shard in sources.shards {
             let ends = shard.outcome_counts(slot, generation);
             for outcome in Outcome::ALL {
-                match speaks(outcome) {
-                    Some(Speaks::Against) => counts.faults += ends[outcome as usize],
-                    Some(Speaks::For) => counts.successes += ends[outcome as usize],
-                    None => {}
+                let count = ends[outcome as usize];
+                match blame(outcome) {
+                    None => counts.successes += count,
+                    Some(Blame::Engine) => counts.faults += count,
+                    Some(Blame::BackPressure | Blame::Client | Blame::Ours) => {}
                 }
             }
             counts.evidence = counts
@@ -248,31 +254,6 @@ impl Accused {
             .signals
             .map_or((0, 0), |signals| signals.gaps(slot, generation));
         counts
-    }
-}
-
-/// What an ending says of an engine.
-enum Speaks {
-    For,
-    Against,
-}
-
-/// What the end of an attempt says of its engine: nothing where it asked for less, or where it was
-/// the client's doing or ours.
-fn speaks(outcome: Outcome) -> Option<Speaks> {
-    match outcome {
-        Outcome::Success => Some(Speaks::For),
-        Outcome::ServerError
-        | Outcome::ConnectRefused
-        | Outcome::ConnectTimeout
-        | Outcome::ResetBeforeByte
-        | Outcome::FirstByteTimeout
-        | Outcome::MidStreamReset
-        | Outcome::Stall
-        | Outcome::StreamError => Some(Speaks::Against),
-        Outcome::ClientError | Outcome::Backpressure | Outcome::ClientCancel | Outcome::Ours => {
-            None
-        }
     }
 }
 
@@ -384,7 +365,7 @@ fn gap_ms(profile: &[ProfilePoint], utilisation: f64) -> f64 {
     }
 }
 
-/// Positions of the engines of each class.
+/// Positions of the engines of each class, each set of them once.
 fn classes(policy: &Policy) -> Vec<Vec<u32>> {
     let position = |slot: EngineSlot| {
         let engines = &policy.engines;
@@ -397,7 +378,9 @@ fn classes(policy: &Policy) -> Vec<Vec<u32>> {
         let positions = eligible.filter_map(|eligible| position(eligible.engine));
         positions.map(|at| at as u32).collect::<Vec<u32>>()
     });
-    members.collect()
+    // Classes of one model mostly have the same engines: once is enough.
+    let distinct: BTreeSet<Vec<u32>> = members.collect();
+    distinct.into_iter().collect()
 }
 
 #[cfg(test)]

@@ -29,6 +29,9 @@ pub(super) struct Probes {
     /// By slot number.
     engines: BTreeMap<EngineSlot, Track>,
     under_way: Vec<UnderWay>,
+    /// Position in the policy from which on the next turn goes: each engine has its turn, also where
+    /// there are more than can be asked at once.
+    next: usize,
 }
 
 /// What own checks say of one engine.
@@ -70,10 +73,14 @@ impl Probes {
     ) {
         self.advance(around.process, now_ns);
         self.engines.retain(|slot, _| find(policy, *slot).is_some());
-        for engine in &policy.engines {
+        let count = policy.engines.len();
+        let first = self.next;
+        for at in (0..count).map(|step| (first + step) % count) {
             if self.under_way.len() >= MOST_UNDER_WAY {
+                self.next = at;
                 return;
             }
+            let engine = &policy.engines[at];
             if wanted(engine) {
                 self.begin(engine, around, now_ns);
             }

@@ -1,6 +1,6 @@
 //! The sentinel against real region files, turned by hand.
 
-use pointsman_shm::engine_state::{EngineState, Health};
+use pointsman_shm::engine_state::EngineState;
 use pointsman_shm::id::Generation;
 use pointsman_shm::region::{Stamp, Writer};
 
@@ -201,6 +201,49 @@ fn engine_state_becomes_guard_words_and_wears_off() {
     world.turn();
     assert!(!word(&world).out);
     assert_eq!(world.process.labels().engines[0].out, None);
+}
+
+#[test]
+fn own_health_checks_begin_when_the_control_planes_word_is_five_seconds_old() {
+    let mut world = World::new();
+    let _policy = world.publish(1);
+    world.sentinel.first_look().unwrap();
+    let mut writer = world.writer(Kind::Engines);
+    let up = EngineState {
+        slot: EngineSlot(0),
+        generation: Generation(1),
+        health: Health::Up,
+        ready_replicas: None,
+        running: None,
+        waiting: None,
+        kv_use: None,
+        penalty: 0.0,
+        health_age_ms: 0,
+        load_age_ms: u32::MAX,
+    };
+    let states = EngineStates {
+        version: 1,
+        epoch: 1,
+        engines: vec![up],
+    };
+    let stamp = Stamp {
+        version: 1,
+        epoch: 1,
+    };
+    writer.publish(stamp, &states.encode()).unwrap();
+    let checks = |world: &World| -> u64 {
+        let probes = world.process.probes.iter();
+        probes.map(|counter| counter.value()).sum()
+    };
+    // Seen at its first look, and an age is counted from there.
+    for _ in 0..6 {
+        world.turn();
+    }
+    assert_eq!(checks(&world), 0);
+    // Six seconds: begun; nobody listens there, which shows at the next turn at the latest.
+    world.turn();
+    world.turn();
+    assert_eq!(checks(&world), 1);
 }
 
 #[test]

@@ -250,7 +250,12 @@ impl Shard {
     /// one shard tells these for all.
     fn tell_of_engines(&self, now_ns: u64) {
         let signals = self.signals.borrow();
-        self.waits.borrow_mut().look(now_ns, |engine, generation| {
+        self.waits.borrow_mut().look(now_ns, |expected| {
+            let (engine, generation) = (expected.engine, expected.generation);
+            // What was sent before an ejection says nothing of what is now.
+            if self.outlooks.load(engine).epoch != expected.epoch {
+                return;
+            }
             self.metrics.evidence(engine, generation).late();
             if let Some(cell) = signals.segment().engine(engine, generation) {
                 cell.late();

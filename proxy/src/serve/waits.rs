@@ -82,12 +82,12 @@ impl Waits {
     }
 
     /// Says of each wait once that it is too long.
-    pub(crate) fn look(&mut self, now_ns: u64, mut late: impl FnMut(EngineSlot, Generation)) {
+    pub(crate) fn look(&mut self, now_ns: u64, mut late: impl FnMut(&Expected)) {
         for wait in &mut self.entries {
             if now_ns >= wait.due_ns {
                 wait.due_ns = u64::MAX;
                 wait.is_late = true;
-                late(wait.expected.engine, wait.expected.generation);
+                late(&wait.expected);
             }
         }
     }
@@ -116,7 +116,7 @@ mod tests {
 
     fn late(waits: &mut Waits, now_ns: u64) -> Vec<u16> {
         let mut engines = Vec::new();
-        waits.look(now_ns, |engine, _| engines.push(engine.0));
+        waits.look(now_ns, |expected| engines.push(expected.engine.0));
         engines
     }
 

@@ -48,6 +48,8 @@ pub(super) struct Look {
     pub(super) finding: Finding,
     /// Its own health check fails; it does not come back while it does.
     pub(super) is_down: bool,
+    /// Its penalty is not acted on, because all its peers look bad as well.
+    pub(super) is_free: bool,
     /// Time in which a first token may be missed, nanoseconds: how long a trial takes to tell.
     pub(super) patience_ns: u64,
 }
@@ -67,6 +69,8 @@ pub(super) struct Course {
     until_ns: u64,
     /// Ejections that are not forgiven yet: each doubles the next one's length.
     ejections: u32,
+    /// Length of the last one, halved with each that is forgiven, nanoseconds.
+    last_ns: u64,
     /// Since when it has been healthy, or when an ejection was last forgiven.
     healthy_ns: u64,
     /// What brought the penalty.
@@ -78,10 +82,14 @@ pub(super) struct Course {
 
 /// Penalty of each step; after the last comes ejection.
 const STEPS: [f64; 3] = [0.25, 0.5, 0.75];
+/// Most that an engine loses which is worse than its peers and still of use.
+const MILD_MOST: f64 = 0.5;
 /// Share of its keys that an engine gets at first on trial; doubled while too few requests come.
 const TRIAL_SHARE: f64 = 0.02;
 /// Good answers that end a trial.
 const TRIAL_GOOD: u64 = 3;
+/// Good answers in a row that end an ejection which is not acted on.
+const ACQUIT_GOOD: u64 = 10;
 /// Steps of a whole return.
 const RETURN_STEPS: u32 = 20;
 /// Ejections counted towards the length of the next, at most.
@@ -130,6 +138,7 @@ impl Course {
             self.evidence_ns = look.now_ns;
         }
         let action = match self.stage {
+            Stage::Ejected | Stage::OnTrial if look.is_free => self.acquit(look),
             Stage::Clear => {
                 self.forgive(look.now_ns, rules);
                 self.accuse(look, rules)
@@ -173,6 +182,9 @@ impl Course {
         let Some(next) = STEPS.into_iter().find(|step| *step > self.penalty) else {
             return Some(self.eject(now_ns, cause, rules));
         };
+        if next > MILD_MOST && !finding.is_grave {
+            return None;
+        }
         if self.penalty == 0.0 {
             self.since_ns = now_ns;
         }
@@ -186,9 +198,12 @@ impl Course {
             Cause::Failures => rules.eject_ns,
             Cause::Slow(_) => rules.eject_slow_ns,
         };
+        // Never shorter than the last, whatever brought either.
         let length_ns = first_ns
             .saturating_mul(1 << self.ejections.min(EJECTIONS_MOST))
+            .max(self.last_ns)
             .min(rules.eject_most_ns);
+        self.last_ns = length_ns;
         self.ejections = (self.ejections + 1).min(EJECTIONS_MOST);
         self.until_ns = now_ns.saturating_add(length_ns);
         if self.penalty == 0.0 {
@@ -196,6 +211,7 @@ impl Course {
         }
         self.cause = Some(cause);
         self.on_probation = true;
+        self.good = 0;
         self.set(Stage::Ejected, 1.0, now_ns);
         Action::Ejected(cause, length_ns)
     }
@@ -217,6 +233,16 @@ impl Course {
         self.good = 0;
         self.set(Stage::OnTrial, 1.0 - TRIAL_SHARE, look.now_ns);
         Some(Action::Tried)
+    }
+
+    /// Where everything looked bad an engine that is out gets its requests all the same. If it serves
+    /// them well there is nothing to be tried: what was wrong was not the engine.
+    fn acquit(&mut self, look: &Look) -> Option<Action> {
+        self.good = match look.finding.fresh {
+            true => 0,
+            false => self.good.saturating_add(look.finding.good),
+        };
+        (self.good >= ACQUIT_GOOD).then(|| self.clear(look.now_ns))
     }
 
     /// On trial: back where enough is well; a larger share where too little was seen to tell.
@@ -266,6 +292,7 @@ impl Course {
     fn forgive(&mut self, now_ns: u64, rules: &Rules) {
         if self.ejections > 0 && now_ns >= self.healthy_ns.saturating_add(rules.forgive_ns) {
             self.ejections -= 1;
+            self.last_ns /= 2;
             self.healthy_ns = now_ns;
         }
     }
@@ -278,221 +305,4 @@ impl Course {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::decide::penalty::Signal;
-
-    const SECOND_NS: u64 = 1_000_000_000;
-    const LOOK_NS: u64 = SECOND_NS / 10;
-    const SLOW: Cause = Cause::Slow(Signal::FirstToken);
-
-    /// A course that is looked at every 100 ms.
-    struct Watched {
-        course: Course,
-        rules: Rules,
-        now_ns: u64,
-    }
-
-    impl Watched {
-        fn new() -> Self {
-            Self {
-                course: Course::default(),
-                rules: Rules::default(),
-                now_ns: SECOND_NS,
-            }
-        }
-
-        fn look(&mut self, finding: Finding, is_down: bool) -> Option<Action> {
-            self.now_ns += LOOK_NS;
-            let look = Look {
-                now_ns: self.now_ns,
-                finding,
-                is_down,
-                patience_ns: 2 * SECOND_NS,
-            };
-            self.course.look(&look, &self.rules)
-        }
-
-        /// Actions of looks that all find the same, each with its number of looks.
-        fn looks(&mut self, count: usize, finding: Finding) -> Vec<(usize, Action)> {
-            (1..=count)
-                .filter_map(|at| Some((at, self.look(finding, false)?)))
-                .collect()
-        }
-
-        fn fail(&mut self) -> Action {
-            let finding = Finding {
-                against: Some(Cause::Failures),
-                fresh: true,
-                faults_in_a_row: 5,
-                ..Finding::default()
-            };
-            self.look(finding, false).unwrap()
-        }
-    }
-
-    fn slow() -> Finding {
-        Finding {
-            against: Some(SLOW),
-            fresh: true,
-            ..Finding::default()
-        }
-    }
-
-    fn well(good: u64) -> Finding {
-        Finding {
-            good,
-            calm: true,
-            ..Finding::default()
-        }
-    }
-
-    fn ejected(cause: Cause, seconds: u64) -> Action {
-        Action::Ejected(cause, seconds * SECOND_NS)
-    }
-
-    #[test]
-    fn slowness_goes_up_by_steps_two_seconds_apart() {
-        let mut watched = Watched::new();
-        let actions = watched.looks(70, slow());
-        let step = Action::Penalised(SLOW);
-        let expected = [(1, step), (21, step), (41, step), (61, ejected(SLOW, 30))];
-        assert_eq!(actions, expected);
-        assert_eq!(watched.course.penalty(), 1.0);
-    }
-
-    #[test]
-    fn without_fresh_evidence_it_holds_and_then_goes_back() {
-        let mut watched = Watched::new();
-        watched.looks(21, slow());
-        assert_eq!(watched.course.penalty(), 0.5);
-        let stale = Finding {
-            fresh: false,
-            ..slow()
-        };
-        let actions = watched.looks(170, stale);
-        assert_eq!(actions[0], (100, Action::Returns));
-        // Ten steps of 600 ms.
-        assert_eq!(actions[1], (160, Action::Cleared));
-    }
-
-    #[test]
-    fn an_engine_that_is_well_again_returns_after_two_calm_seconds() {
-        let mut watched = Watched::new();
-        watched.looks(1, slow());
-        let actions = watched.looks(60, well(1));
-        assert_eq!(actions, [(20, Action::Returns), (50, Action::Cleared)]);
-    }
-
-    #[test]
-    fn e15_out_after_as_many_failures_each_time_and_longer_each_time() {
-        let mut watched = Watched::new();
-        watched.rules.faults_in_a_row = 3;
-        let row = |faults_in_a_row| Finding {
-            fresh: true,
-            faults_in_a_row,
-            ..Finding::default()
-        };
-        for seconds in [5, 10, 20, 40, 80, 160, 300, 300] {
-            assert_eq!(watched.look(row(1), false), None);
-            assert_eq!(watched.look(row(2), false), None);
-            let action = watched.look(row(3), false);
-            assert_eq!(action, Some(ejected(Cause::Failures, seconds)));
-            let looks = usize::try_from(seconds).unwrap() * 10;
-            assert_eq!(watched.looks(looks, well(0)), [(looks, Action::Tried)]);
-            let actions = watched.looks(130, well(1));
-            assert_eq!(actions, [(3, Action::Returns), (123, Action::Cleared)]);
-        }
-    }
-
-    #[test]
-    fn on_probation_little_is_enough() {
-        let mut watched = Watched::new();
-        assert_eq!(watched.fail(), ejected(Cause::Failures, 5));
-        watched.looks(50, well(0));
-        assert_eq!(watched.course.stage(), Stage::OnTrial);
-        let row = Finding {
-            fresh: true,
-            faults_in_a_row: 2,
-            ..Finding::default()
-        };
-        let action = watched.look(row, false);
-        assert_eq!(action, Some(ejected(Cause::Failures, 10)));
-        watched.looks(100, well(0));
-        watched.looks(20, well(1));
-        assert_eq!(watched.course.stage(), Stage::Returning);
-        assert_eq!(watched.look(slow(), false), Some(ejected(SLOW, 120)));
-    }
-
-    #[test]
-    fn e04_only_good_answers_end_a_trial() {
-        let mut watched = Watched::new();
-        watched.fail();
-        watched.looks(50, well(0));
-        // Answers that say nothing are no successes: the trial goes on.
-        assert_eq!(watched.looks(15, well(0)), []);
-        assert_eq!(watched.course.penalty(), 0.98);
-        assert_eq!(watched.looks(3, well(1)), [(3, Action::Returns)]);
-    }
-
-    #[test]
-    fn a_trial_that_few_requests_come_to_widens_by_its_patience() {
-        let mut watched = Watched::new();
-        watched.fail();
-        watched.looks(50, well(0));
-        let shares: Vec<i64> = (0..5)
-            .map(|_| {
-                watched.looks(20, well(0));
-                ((1.0 - watched.course.penalty()) * 100.0).round() as i64
-            })
-            .collect();
-        assert_eq!(shares, [4, 8, 16, 32, 32]);
-    }
-
-    #[test]
-    fn an_engine_that_is_down_stays_out() {
-        let mut watched = Watched::new();
-        watched.fail();
-        for _ in 0..200 {
-            assert_eq!(watched.look(well(0), true), None);
-        }
-        assert_eq!(watched.look(well(0), false), Some(Action::Tried));
-    }
-
-    #[test]
-    fn a_return_takes_ten_seconds_at_least_and_never_falls() {
-        let mut watched = Watched::new();
-        watched.fail();
-        watched.looks(50, well(0));
-        let began_ns = watched.now_ns;
-        let mut last = watched.course.penalty();
-        while watched.course.stage() != Stage::Clear {
-            watched.look(well(5), false);
-            let penalty = watched.course.penalty();
-            assert!(
-                penalty <= last && last - penalty <= 0.05 + 1e-9,
-                "{penalty}"
-            );
-            last = penalty;
-        }
-        let took_ns = watched.now_ns - began_ns;
-        assert_eq!(took_ns, 12_100_000_000);
-    }
-
-    #[test]
-    fn ejections_are_forgiven_one_a_minute_of_health() {
-        let mut watched = Watched::new();
-        for _ in 0..3 {
-            watched.fail();
-            let actions = watched.looks(1_000, well(1));
-            assert_eq!(
-                actions.last().map(|(_, action)| *action),
-                Some(Action::Cleared)
-            );
-        }
-        // Up to here 5, 10, 20 s; in between a part of a minute each.
-        watched.looks(600, well(1));
-        assert_eq!(watched.course.ejections, 0);
-        assert_eq!(watched.fail(), ejected(Cause::Failures, 5));
-    }
-}
+mod tests;

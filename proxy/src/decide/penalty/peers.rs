@@ -5,8 +5,6 @@
 //! differences between kinds of GPU, where profiles are measured; where one is assumed, an engine
 //! is compared only with those of its kind.
 
-use std::collections::BTreeMap;
-
 use super::evidence::{Signal, Usual};
 
 /// An engine, as its peers look at it.
@@ -27,54 +25,102 @@ pub const MEASURED: u32 = 0;
 /// prediction is generous where work is expected to queue and does not. A third faster counts.
 const FASTEST_LN: f64 = -0.4;
 
-/// What is usual among the peers of each engine; `classes` lists positions of engines. Where an
-/// engine serves several classes, the most lenient counts.
-#[must_use]
-pub(super) fn usual(engines: &[Peer], classes: &[Vec<u32>]) -> Vec<Usual> {
+/// What is usual among peers, kept between looks: where a fleet is large it is not found anew at each.
+#[derive(Debug, Default)]
+pub struct Comparison {
+    usual: Vec<Usual>,
+    /// Looks that it has served.
+    looks: usize,
+}
+
+/// Members of all classes that are compared at each look; of twice as many every second time, and so
+/// on. About two milliseconds of the sentinel's time.
+const MEMBERS_A_LOOK: usize = 20_000;
+
+impl Comparison {
+    /// What is usual among the peers of each engine; `classes` lists positions of engines.
+    pub(super) fn look(&mut self, engines: &[Peer], classes: &[Vec<u32>]) -> &[Usual] {
+        let members: usize = classes.iter().map(Vec::len).sum();
+        self.looks += 1;
+        if self.usual.len() != engines.len() || self.looks > members / MEMBERS_A_LOOK {
+            self.usual = usual(engines, classes);
+            self.looks = 0;
+        }
+        &self.usual
+    }
+}
+
+/// What is usual among the peers of each engine. Where an engine serves several classes, the most
+/// lenient counts.
+fn usual(engines: &[Peer], classes: &[Vec<u32>]) -> Vec<Usual> {
     let mut found = vec![Usual::default(); engines.len()];
     for class in classes {
-        let members = || class.iter().map(|&at| (at, &engines[at as usize]));
         for signal in 0..Signal::COUNT {
-            let mut groups: BTreeMap<u32, Vec<(u32, f64)>> = BTreeMap::new();
-            for (at, engine) in members() {
-                let Some(level) = engine.levels[signal] else {
-                    continue;
+            let level = |engine: &Peer| engine.levels[signal];
+            medians(engines, class, level, |at, median| {
+                let median = match engines[at].group {
+                    MEASURED => median.max(FASTEST_LN),
+                    _ => median,
                 };
-                groups.entry(engine.group).or_default().push((at, level));
-            }
-            groups.values_mut().for_each(|group| sort(group));
-            for (at, engine) in members() {
-                let group = groups.get(&engine.group).map_or(&[][..], |group| group);
-                let level = &mut found[at as usize].levels[signal];
-                let usual = median_without(group, at).map(|usual| match engine.group {
-                    MEASURED => usual.max(FASTEST_LN),
-                    _ => usual,
-                });
-                *level = larger(*level, usual);
-            }
+                let level = &mut found[at].levels[signal];
+                *level = larger(*level, Some(median));
+            });
         }
-        let share = |(at, engine): (u32, &Peer)| Some((at, engine.fault_share?));
-        let mut shares: Vec<(u32, f64)> = members().filter_map(share).collect();
-        sort(&mut shares);
-        for &at in class {
-            let share = &mut found[at as usize].fault_share;
-            *share = larger(*share, median_without(&shares, at));
-        }
+        // How attempts end compares whatever the kind.
+        let all: Vec<Peer> = class
+            .iter()
+            .map(|&at| Peer {
+                group: MEASURED,
+                ..engines[at as usize]
+            })
+            .collect();
+        let positions: Vec<u32> = (0..class.len() as u32).collect();
+        medians(
+            &all,
+            &positions,
+            |engine| engine.fault_share,
+            |at, median| {
+                let share = &mut found[class[at] as usize].fault_share;
+                *share = larger(*share, Some(median));
+            },
+        );
     }
     found
 }
 
-fn sort(values: &mut [(u32, f64)]) {
-    values.sort_by(|a, b| a.1.total_cmp(&b.1));
-}
-
-/// The lower median of the sorted values but for that of `at`.
-fn median_without(sorted: &[(u32, f64)], at: u32) -> Option<f64> {
-    let own = sorted.iter().position(|(engine, _)| *engine == at);
-    let count = sorted.len() - usize::from(own.is_some());
-    let middle = count.checked_sub(1)? / 2;
-    let shift = usize::from(own.is_some_and(|own| own <= middle));
-    Some(sorted[middle + shift].1)
+/// Gives for each engine of a class the lower median of `value` over the others of its group.
+fn medians(
+    engines: &[Peer],
+    class: &[u32],
+    value: impl Fn(&Peer) -> Option<f64>,
+    mut give: impl FnMut(usize, f64),
+) {
+    let valued = |&at: &u32| {
+        let engine = &engines[at as usize];
+        Some((engine.group, value(engine)?, at as usize))
+    };
+    let mut sorted: Vec<(u32, f64, usize)> = class.iter().filter_map(valued).collect();
+    sorted.sort_by(|a, b| a.0.cmp(&b.0).then(a.1.total_cmp(&b.1)));
+    for group in sorted.chunk_by(|a, b| a.0 == b.0) {
+        // The middle of what is left without the engine itself.
+        let Some(middle) = (group.len() - 1).checked_sub(1).map(|last| last / 2) else {
+            continue;
+        };
+        for (rank, (_, _, at)) in group.iter().enumerate() {
+            give(*at, group[middle + usize::from(rank <= middle)].1);
+        }
+    }
+    for &at in class {
+        let engine = &engines[at as usize];
+        if value(engine).is_some() {
+            continue;
+        }
+        let begin = sorted.partition_point(|(group, _, _)| *group < engine.group);
+        let end = sorted.partition_point(|(group, _, _)| *group <= engine.group);
+        if let Some(last) = (end - begin).checked_sub(1) {
+            give(at as usize, sorted[begin + last / 2].1);
+        }
+    }
 }
 
 fn larger(a: Option<f64>, b: Option<f64>) -> Option<f64> {
@@ -131,6 +177,38 @@ mod tests {
         let class = [vec![0, 1, 2, 3]];
         let expected = [Some(-0.4), Some(-0.4), Some(-1.0), Some(-2.0)];
         assert_eq!(levels(&engines, &class), expected);
+    }
+
+    #[test]
+    fn who_shows_nothing_is_compared_with_all_the_others() {
+        let nothing = Peer {
+            levels: [None; Signal::COUNT],
+            fault_share: None,
+            group: 0,
+        };
+        let engines = [nothing, peer(1.0, 0), peer(3.0, 0), peer(9.0, 2)];
+        let class = [vec![0, 1, 2, 3]];
+        let expected = [Some(1.0), Some(3.0), Some(1.0), None];
+        assert_eq!(levels(&engines, &class), expected);
+        let shares = usual(&engines, &class);
+        assert_eq!(shares[0].fault_share, Some(0.3), "of all kinds");
+        assert_eq!(shares[3].fault_share, Some(0.1));
+    }
+
+    #[test]
+    fn a_large_fleet_is_not_compared_at_every_look() {
+        let engines = |level| vec![peer(level, 0); 3];
+        let few = [vec![0, 1, 2]];
+        let mut comparison = Comparison::default();
+        comparison.look(&engines(1.0), &few);
+        assert_eq!(comparison.look(&engines(2.0), &few)[0].levels[0], Some(2.0));
+        let many: Vec<Vec<u32>> = vec![vec![0, 1, 2]; 2 * MEMBERS_A_LOOK / 3 + 1];
+        let mut level = |at| comparison.look(&engines(at), &many)[0].levels[0];
+        assert_eq!(
+            [3.0, 4.0, 5.0, 6.0].map(&mut level),
+            [2.0, 2.0, 5.0, 5.0].map(Some)
+        );
+        assert_eq!(comparison.look(&engines(7.0)[..2], &[vec![0, 1]]).len(), 2);
     }
 
     #[test]

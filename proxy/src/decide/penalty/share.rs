@@ -13,9 +13,14 @@ pub(super) struct Wanted {
     pub(super) since_ns: u64,
     /// Work it can do, any unit that all share.
     pub(super) capacity: f64,
-    /// It is penalised, fails or cannot be used.
+    /// It is penalised, or fails.
     pub(super) looks_bad: bool,
+    /// It cannot be used anyway.
+    pub(super) is_down: bool,
 }
+
+/// What is left of a class in which nothing may be penalised away.
+const HOPELESS: f64 = -1.0;
 
 /// The penalty of each engine; `classes` lists positions of engines, `most_share` is the share of a
 /// class's capacity that may be penalised away.
@@ -29,10 +34,11 @@ pub(super) fn allot(wanted: &[Wanted], classes: &[Vec<u32>], most_share: f64) ->
     let mut left: Vec<f64> = Vec::with_capacity(classes.len());
     for (at, class) in (0..).zip(classes) {
         let members = || class.iter().map(|&at| &wanted[at as usize]);
-        let is_hopeless = members().all(|engine| engine.looks_bad);
-        let capacity: f64 = members().map(|engine| engine.capacity).sum();
+        let is_hopeless = members().all(|engine| engine.looks_bad || engine.is_down);
+        let usable = members().filter(|engine| !engine.is_down);
+        let capacity: f64 = usable.map(|engine| engine.capacity).sum();
         left.push(if is_hopeless {
-            0.0
+            HOPELESS
         } else {
             capacity * most_share
         });
@@ -46,14 +52,26 @@ pub(super) fn allot(wanted: &[Wanted], classes: &[Vec<u32>], most_share: f64) ->
     order.sort_by_key(|&at| (wanted[at].since_ns, at));
     for at in order {
         let Wanted {
-            penalty, capacity, ..
+            penalty,
+            capacity,
+            is_down,
+            ..
         } = wanted[at];
         let room = of_engine[at].iter().map(|&class| left[class as usize]);
         let room = room.fold(f64::INFINITY, f64::min);
+        // What is down anyway takes no capacity away.
+        if is_down {
+            given[at] = if room >= 0.0 { penalty } else { 0.0 };
+            continue;
+        }
         let most = if capacity > 0.0 { room / capacity } else { 1.0 };
-        given[at] = penalty.min(most).max(0.0);
+        if most <= 0.0 {
+            continue;
+        }
+        given[at] = penalty.min(most);
         for &class in &of_engine[at] {
-            left[class as usize] -= given[at] * capacity;
+            let left = &mut left[class as usize];
+            *left = (*left - given[at] * capacity).max(0.0);
         }
     }
     given
@@ -69,6 +87,7 @@ mod tests {
             since_ns,
             capacity,
             looks_bad: penalty > 0.0,
+            is_down: false,
         }
     }
 
@@ -96,6 +115,23 @@ mod tests {
         let both = [vec![0, 1], vec![0, 2]];
         assert_eq!(allot(&wanted, &both, 0.75)[0], 1.0);
         assert_eq!(allot(&wanted, &both, 0.375)[0], 0.5);
+    }
+
+    #[test]
+    fn what_is_down_anyway_is_no_capacity_and_takes_nothing_over() {
+        let mut wanted = [
+            bad(1.0, 1, 1.0),
+            bad(1.0, 2, 1.0),
+            bad(0.0, 0, 1.0),
+            bad(0.0, 0, 1.0),
+        ];
+        wanted[3].is_down = true;
+        let class = [vec![0, 1, 2, 3]];
+        assert_eq!(allot(&wanted, &class, 0.5), [1.0, 0.5, 0.0, 0.0]);
+        wanted[0].is_down = true;
+        assert_eq!(allot(&wanted, &class, 0.5), [1.0, 1.0, 0.0, 0.0]);
+        wanted[2].is_down = true;
+        assert_eq!(allot(&wanted, &class, 0.5), [0.0; 4], "no good one is left");
     }
 
     #[test]

@@ -89,9 +89,15 @@ fn busy_hour(seed: u64, cached: f64) -> World {
     world
 }
 
+/// Seeds to try: as many as `POINTSMAN_PENALTY_SEEDS` says, else a few.
+fn seeds(few: u64) -> std::ops::RangeInclusive<u64> {
+    let given = std::env::var("POINTSMAN_PENALTY_SEEDS").ok();
+    1..=given.map_or(few, |seeds| seeds.parse().expect("a number of seeds"))
+}
+
 #[test]
 fn an_hour_at_nine_tenths_of_capacity_ejects_nobody() {
-    for seed in 1..=3 {
+    for seed in seeds(3) {
         // The second: of each prompt some part, up to a half, is cached, which nobody foresees.
         for cached in [0.0, 0.5] {
             let world = busy_hour(seed, cached);
@@ -232,6 +238,25 @@ fn where_everything_looks_bad_nobody_is_penalised() {
     let world = fleet(4, all_fail, 120.0, 1);
     let given: Vec<f64> = world.standings.iter().map(Standing::penalty).collect();
     assert_eq!(given, [0.0; 4], "{:?}", world.actions);
+}
+
+#[test]
+fn after_an_outage_of_all_engines_all_are_back_within_seconds() {
+    let outage: Fault = |_, now_s| (1.0, fails((30.0..60.0).contains(&now_s)));
+    for seed in seeds(5) {
+        let world = fleet(4, outage, 75.0, seed);
+        let stages: Vec<Stage> = world.standings.iter().map(Standing::stage).collect();
+        assert_eq!(
+            stages,
+            [Stage::Clear; 4],
+            "seed {seed}: {:?}",
+            world.actions
+        );
+        for engine in 0..4 {
+            let share = world.share(engine, 65..75);
+            assert!((0.18..0.32).contains(&share), "seed {seed}: {share}");
+        }
+    }
 }
 
 #[test]

@@ -70,6 +70,7 @@ pub(super) struct World {
     pub(super) engines: Vec<Engine>,
     pub(super) standings: Vec<Standing>,
     pub(super) rules: Rules,
+    comparison: Comparison,
     plan: Plan,
     fault: Fault,
     backlogs: Vec<Backlog>,
@@ -109,6 +110,7 @@ impl World {
             arrived: vec![0.0; count],
             engines,
             rules: Rules::default(),
+            comparison: Comparison::default(),
             plan,
             fault,
             now_ns: 0,
@@ -269,7 +271,7 @@ impl World {
         let actions = look(
             &mut self.standings,
             &members,
-            &classes,
+            (&classes[..], &mut self.comparison),
             &self.rules,
             (now_ns, 0.1),
         );

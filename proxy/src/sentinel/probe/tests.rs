@@ -139,6 +139,12 @@ fn an_engine_is_asked_once_a_second_and_no_more_than_some_at_once() {
     assert_eq!(probes.under_way.len(), 3);
     probes.turn(&policy, |_| true, &around, now_ns);
     assert_eq!(probes.under_way.len(), MOST_UNDER_WAY);
+    // The others come next, though the first are due again.
+    let later_ns = now_ns + 2_000_000_000;
+    probes.turn(&policy, |_| true, &around, later_ns);
+    assert_eq!(probes.under_way.len(), MOST_UNDER_WAY);
+    let asked = |slot| probes.engines.contains_key(&EngineSlot(slot));
+    assert!((0..200).all(asked));
 }
 
 #[test]
