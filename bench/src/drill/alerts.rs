@@ -7,12 +7,12 @@
 //! from. It has no command that lists what fires, so every alert is claimed to be silent at every
 //! second, and what fires is what promtool objects to.
 //!
-//! The expressions are used as they are. Only how long they must hold (`for`) is cut to a few
-//! seconds: a drill lasts a minute, and an operator's alarm may wait for longer.
+//! The file is used as it is committed, `for` and all: what must hold for minutes does not fire in a
+//! drill that lasts one.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::Duration;
 
@@ -24,8 +24,6 @@ use super::verdict::Verdict;
 
 /// The committed rules, from the repository's root.
 pub(super) const RULES: &str = "solver/alerts.yml";
-/// Longest that an alert's expression must hold here.
-const MOST_FOR_S: u64 = 3;
 /// Longest that promtool may take.
 const WITHIN: Duration = Duration::from_secs(120);
 
@@ -71,11 +69,11 @@ async fn fired(rules: &Path, sampler: &Sampler) -> anyhow::Result<BTreeMap<Strin
     let looks = sampler.looks();
     let folder = tempfile::tempdir().context("cannot make a folder")?;
     let path = |name: &str| folder.path().join(name);
-    std::fs::write(path("rules.yml"), impatient(&text))?;
+    std::fs::write(path("rules.yml"), &text)?;
     let last_s = span_s(&looks);
     let series = sampler.series();
     std::fs::write(path("test.yml"), test_file(&text, &names, &series, &looks))?;
-    let running = Command::new("promtool")
+    let running = Command::new(promtool())
         .args(["test", "rules", "test.yml"])
         .current_dir(folder.path())
         .stdin(Stdio::null())
@@ -84,7 +82,7 @@ async fn fired(rules: &Path, sampler: &Sampler) -> anyhow::Result<BTreeMap<Strin
     let output = tokio::time::timeout(WITHIN, running)
         .await
         .with_context(|| format!("promtool took over {WITHIN:?}"))?
-        .context("cannot run promtool (Debian's package `prometheus` has it)")?;
+        .context("cannot run promtool (`scripts/setup` gets it)")?;
     let said = [output.stdout, output.stderr].concat();
     let said = String::from_utf8_lossy(&said);
     let fired = objections(&said, last_s);
@@ -95,6 +93,20 @@ async fn fired(rules: &Path, sampler: &Sampler) -> anyhow::Result<BTreeMap<Strin
         said.trim()
     );
     Ok(fired)
+}
+
+/// The system's promtool, or the one that `scripts/setup` put beside this program's own folder.
+fn promtool() -> PathBuf {
+    let folders = std::env::var_os("PATH").unwrap_or_default();
+    let mut installed = std::env::split_paths(&folders).map(|folder| folder.join("promtool"));
+    if let Some(installed) = installed.find(|path| path.is_file()) {
+        return installed;
+    }
+    let own = std::env::current_exe().unwrap_or_default();
+    let target = own.parent().and_then(Path::parent).map(Path::to_owned);
+    target
+        .unwrap_or_default()
+        .join("prometheus/usr/bin/promtool")
 }
 
 /// Names of the alerts of a rules file.
@@ -109,22 +121,6 @@ fn alert_names(rules: &str) -> Vec<String> {
         )
     };
     rules.lines().filter_map(name).collect()
-}
-
-/// The rules with every `for` cut to what a drill has time for.
-fn impatient(rules: &str) -> String {
-    let line = |line: &str| {
-        let rest = line.trim_start();
-        let Some(span) = rest
-            .strip_prefix("for:")
-            .and_then(|span| seconds(span.trim()))
-        else {
-            return format!("{line}\n");
-        };
-        let indent = &line[..line.len() - rest.len()];
-        format!("{indent}for: {}s\n", span.min(MOST_FOR_S))
-    };
-    rules.lines().map(line).collect()
 }
 
 /// Seconds of a span as Prometheus writes it, with one unit.
@@ -247,14 +243,8 @@ mod tests {
                         for: 1m\n  - expr: b\n    alert: \"Hot\"\n    for: 2s\n";
 
     #[test]
-    fn alerts_are_named_and_made_impatient() {
+    fn alerts_are_named() {
         assert_eq!(alert_names(FILE), ["Old", "Hot"]);
-        let text = impatient(FILE);
-        assert!(
-            text.contains("    for: 3s\n") && text.contains("    for: 2s\n"),
-            "{text}"
-        );
-        assert!(text.contains("expr: age > 5\n"), "{text}");
     }
 
     #[test]

@@ -1,5 +1,5 @@
-//! `allowance`: one engine behind one proxy of sixteen shards, whose policy allows eight requests in
-//! flight, and then three: fewer than shards.
+//! `allowance`: one engine behind one proxy of sixteen shards, whose policy allows eight requests
+//! in flight, and then three: fewer than shards.
 //!
 //! First far more comes than is allowed, and the engine itself counts the most it ever had at once.
 //! Then as many users as the allowance has room for ask one request after the other: none may be
@@ -26,6 +26,8 @@ const PACE: Pace = Pace {
 };
 const CAPACITY_RPS: f64 = 60.0;
 const SHARDS: usize = 16;
+/// The plan is for far less than the flood.
+const ALERTS: [&str; 1] = ["PointsmanShedUnplanned"];
 /// Several times what any of the allowances lets through.
 const FLOOD_RPS: f64 = 250.0;
 /// Seconds of each part.
@@ -37,7 +39,17 @@ const MOST_STARTS: usize = 16;
 /// Runs the drill.
 pub(super) async fn run(args: &Args, alarm: &Rc<Alarm>) -> anyhow::Result<Outcome> {
     let mut outcome = Outcome::default();
-    let (eight, three) = tokio::join!(play(args, alarm, 8), play(args, alarm, 3));
+    let (eight, three, off) = tokio::join!(
+        play(args, alarm, 8),
+        play(args, alarm, 3),
+        flood_unguarded(args, alarm)
+    );
+    outcome.verdict.measure(
+        "off_peak",
+        off?,
+        Bar::Above((8 + SHARDS - 1) as f64),
+        "without an allowance: most requests at the engine in the flood (or the drill is void)",
+    );
     for (allowance, played) in [(8, eight?), (3, three?)] {
         let (mut world, peak, verdict) = played;
         outcome.verdict.join(verdict);
@@ -47,7 +59,7 @@ pub(super) async fn run(args: &Args, alarm: &Rc<Alarm>) -> anyhow::Result<Outcom
         outcome.picture.panel(world.answers_panel(&title, &records));
         if allowance == 8 {
             let sampler = &world.sampler;
-            alerts::judge(&mut outcome.verdict, &args.rules, sampler, &[]).await;
+            alerts::judge(&mut outcome.verdict, &args.rules, sampler, &ALERTS).await;
             world.draw_marks(&mut outcome.picture);
         }
     }
@@ -117,6 +129,23 @@ async fn play(
         "requests that failed while the sum was never over it",
     );
     Ok((world, peak, verdict))
+}
+
+/// The same flood where nobody holds it back; the most that the engine had at once.
+async fn flood_unguarded(args: &Args, alarm: &Rc<Alarm>) -> anyhow::Result<Option<f64>> {
+    let mut plan = Plan::simple(1, CAPACITY_RPS, 20.0, PACE).unguarded();
+    plan.frontends[0].shards = SHARDS;
+    plan.engines[0].max_running *= 20;
+    plan.solver.push_str("demand = \"configured\"\n");
+    let mut world = World::start(args, alarm, "allowance-off", plan, |cast| {
+        vec![chat(cast, Keys::Among(10_000), Tries::ONE)]
+    })
+    .await?;
+    world.users.set_rate("chat", FLOOD_RPS);
+    world.rest(FLOOD_S).await?;
+    let peak = world.cast.stats("a").await?["peak_active"].as_f64();
+    world.finish().await?;
+    Ok(peak)
 }
 
 /// Finds the burst factor with which the solver's policy has this allowance, by halving; what the

@@ -1,8 +1,8 @@
 //! `brownout`: one engine of several turns five times slower, and goes on answering.
 //!
-//! At two base latencies, each beside a twin world in which nothing happens; and at a load so low,
-//! spread over sixteen proxies, that no proxy alone sees enough: there the hosts' evidence together
-//! must do it. All worlds run at once.
+//! At two base latencies, each beside a twin world in which nothing happens, and once without
+//! guardrails; and at a load so low, spread over sixteen proxies, that no proxy alone sees enough:
+//! there the hosts' evidence together must do it. All worlds run at once.
 
 use std::rc::Rc;
 
@@ -40,6 +40,7 @@ const UTILISATION: f64 = 0.5;
 const FAST_RPS: f64 = 20.0;
 const SLOW_RPS: f64 = 8.0;
 const BROWN: &str = "a";
+const ALERTS: [&str; 1] = ["PointsmanEnginePenalised"];
 const FACTOR: f64 = 5.0;
 /// Seconds before it turns slow, and after.
 const BEFORE_S: f64 = 12.0;
@@ -73,25 +74,41 @@ pub(super) async fn run(args: &Args, alarm: &Rc<Alarm>) -> anyhow::Result<Outcom
     quiet.frontends[0].proxies = QUIET_PROXIES;
     quiet.frontends[0].shards = 1;
     quiet.routes[0].rate_rps = QUIET_RPS * QUIET_PROXIES as f64;
-    let (fast, fast_twin, slow, slow_twin, quiet) = tokio::join!(
+    let off = fast().unguarded();
+    let (fast, fast_twin, slow, slow_twin, quiet, off) = tokio::join!(
         play(args, alarm, "brown-fast", fast(), Turn::Slow),
         play(args, alarm, "brown-fast-twin", fast(), Turn::Nothing),
         play(args, alarm, "brown-slow", slow(), Turn::Slow),
         play(args, alarm, "brown-slow-twin", slow(), Turn::Nothing),
         play(args, alarm, "brown-quiet", quiet, Turn::Slow),
+        play(args, alarm, "brown-off", off, Turn::Slow),
     );
     let (fast, fast_twin, slow, slow_twin) = (fast?, fast_twin?, slow?, slow_twin?);
-    let quiet = quiet?;
+    let (quiet, off) = (quiet?, off?);
     let mut outcome = Outcome::default();
     judge("fast", &fast, &fast_twin, &mut outcome.verdict);
     judge("slow", &slow, &slow_twin, &mut outcome.verdict);
+    let looks = off.world.sampler.looks();
+    let judged_ns = off.from_ns + (limit_s(&FAST) + 10.0) as u64 * 1_000_000_000;
+    outcome.verdict.measure(
+        "off_share",
+        share(&off.world, within(&looks, judged_ns, u64::MAX)),
+        Bar::Above(0.05),
+        "without guardrails: share of the slow engine (or the drill is void)",
+    );
     outcome.verdict.measure(
         "quiet_pooled_s",
         quiet.pooled_s,
         Bar::AtMost(POOLED_WITHIN_S),
         "16 proxies of 0.2 requests/s: seconds until the pooled evidence lowers the engine",
     );
-    alerts::judge(&mut outcome.verdict, &args.rules, &fast.world.sampler, &[]).await;
+    alerts::judge(
+        &mut outcome.verdict,
+        &args.rules,
+        &fast.world.sampler,
+        &ALERTS,
+    )
+    .await;
     for (name, played, twin) in [("50 ms", &fast, &fast_twin), ("2 s", &slow, &slow_twin)] {
         let panel = played.world.answers_panel(
             &format!("{name}: requests a second by engine"),
@@ -174,13 +191,12 @@ fn is_lowered(cast: &Cast) -> anyhow::Result<bool> {
 fn judge(name: &str, played: &Played, twin: &Played, verdict: &mut Verdict) {
     let pace = &played.world.cast.plan.pace;
     let base_s = pace.idle_ms / 1e3;
-    let predicted_s = f64::midpoint(pace.idle_ms, pace.full_ms) / 1e3;
-    let limit_s = 2.0 + 3.0 * predicted_s;
+    let limit_s = limit_s(pace);
     let looks = played.world.sampler.looks();
     let at = |seconds: f64| played.from_ns + (seconds * 1e9) as u64;
     let penalised = within(&looks, played.from_ns, u64::MAX)
         .iter()
-        .find(|look| penalty(&played.world, look) > 0.0);
+        .find(|look| penalty(&played.world, look, BROWN) > 0.0);
     // Looks are half a second apart.
     verdict.measure(
         &format!("{name}_penalised_s"),
@@ -188,15 +204,23 @@ fn judge(name: &str, played: &Played, twin: &Played, verdict: &mut Verdict) {
         Bar::AtMost(limit_s + 0.5),
         &format!("base {base_s} s: seconds until the slow engine was penalised"),
     );
+    let well = |world: &World, looks: &[Look], ill: bool| {
+        let engines = world.cast.plan.engines.iter();
+        let well = engines.filter(|engine| !ill || engine.name != BROWN);
+        well.flat_map(|engine| {
+            looks
+                .iter()
+                .map(move |look| penalty(world, look, &engine.name))
+        })
+        .fold(0.0, f64::max)
+    };
     let before = within(&looks, 0, played.from_ns);
-    let early = before
-        .iter()
-        .chain(twin.world.sampler.looks().iter())
-        .map(|look| penalty(&played.world, look))
-        .fold(0.0, f64::max);
+    let false_penalty = well(&played.world, before, false)
+        .max(well(&played.world, &looks, true))
+        .max(well(&twin.world, &twin.world.sampler.looks(), false));
     verdict.measure(
         &format!("{name}_false_penalty"),
-        Some(early),
+        Some(false_penalty),
         Bar::AtMost(0.0),
         &format!("base {base_s} s: largest penalty of an engine that was well"),
     );
@@ -224,6 +248,12 @@ fn judge(name: &str, played: &Played, twin: &Played, verdict: &mut Verdict) {
     );
 }
 
+/// Time within which a slow engine is to be penalised: 2 s and three times what it is predicted.
+fn limit_s(pace: &Pace) -> f64 {
+    let predicted_s = f64::midpoint(pace.idle_ms, pace.full_ms) / 1e3;
+    2.0 + 3.0 * predicted_s
+}
+
 /// The slow engine's share of the requests that engines were sent between the first look and the
 /// last.
 fn share(world: &World, looks: &[Look]) -> Option<f64> {
@@ -243,7 +273,8 @@ fn share(world: &World, looks: &[Look]) -> Option<f64> {
 }
 
 /// The largest penalty that a proxy gives an engine at a look: 1 where it is ejected.
-fn penalty(world: &World, look: &Look) -> f64 {
+fn penalty(world: &World, look: &Look, engine: &str) -> f64 {
     let name = "pointsman_proxy_engine_penalty";
-    world.sampler.most(look, name, &[]).unwrap_or(0.0)
+    let labels = [("engine", engine)];
+    world.sampler.most(look, name, &labels).unwrap_or(0.0)
 }

@@ -6,7 +6,7 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use anyhow::{Context, ensure};
+use anyhow::{Context, bail, ensure};
 use pointsman_shm::policy::{Engine, Policy};
 use pointsman_shm::region::{Kind, Read, Reader};
 use serde_json::Value;
@@ -21,6 +21,9 @@ use crate::world::{READY_WITHIN, address_in, fetch};
 
 /// How often a condition is looked at.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
+
+/// Reads of a region file until one is whole.
+const MOST_READS: usize = 100;
 
 /// A world's processes.
 pub(super) struct Cast {
@@ -229,12 +232,15 @@ impl Cast {
     pub(super) fn policy(&self, frontend: &str) -> anyhow::Result<Policy> {
         let mut reader = Reader::open(&self.region(frontend), Kind::Policy)?;
         let mut bytes = Vec::new();
-        let read = reader.read(&mut bytes)?;
-        ensure!(
-            matches!(read, Read::Fresh(_)),
-            "no policy stands for {frontend}"
-        );
-        Ok(Policy::decode(&bytes)?)
+        // A read that met a publication is made again: the next one is at least 20 ms away.
+        for _ in 0..MOST_READS {
+            match reader.read(&mut bytes)? {
+                Read::Fresh(_) => return Ok(Policy::decode(&bytes)?),
+                Read::Busy => {}
+                Read::Empty => break,
+            }
+        }
+        bail!("no policy stands for {frontend}")
     }
 
     /// The policy of the solver that runs: one that an earlier one left is waited out.

@@ -1,8 +1,9 @@
 //! `dead-engine`: an engine is killed after half a minute of load, at half of what all can do.
 //!
-//! Two worlds at once. In the first the solver plans, so its answer to the death is judged too. In
-//! the second it is killed before, and tables are as they were: one route has all engines in its
-//! table, the other only the one that dies.
+//! Three worlds at once. In the first the solver plans, so its answer to the death is judged too.
+//! In the second it is killed before, and tables are as they were: one route has all engines in its
+//! table, the other only the one that dies. The third is the first without retries: if nobody fails
+//! there, the drill has shown nothing.
 
 use std::rc::Rc;
 
@@ -35,6 +36,10 @@ const SOLO_RPS: f64 = 10.0;
 /// Time after which the solver has planned anew and proxies run it.
 const REPLANNED_S: f64 = 5.0;
 
+const ALERTS: [&str; 1] = ["PointsmanEngineDown"];
+/// A proxy that never tries again.
+const WITHOUT: &str = "[retry]\nattempts = 1\n";
+
 /// One world after its death.
 struct Played {
     world: World,
@@ -48,12 +53,20 @@ struct Played {
 
 /// Runs the drill.
 pub(super) async fn run(args: &Args, alarm: &Rc<Alarm>) -> anyhow::Result<Outcome> {
-    let (planned, alone) = tokio::join!(
-        play(args, alarm, Solver::Plans),
-        play(args, alarm, Solver::Gone)
+    let (planned, alone, off) = tokio::join!(
+        play(args, alarm, Solver::Plans, ""),
+        play(args, alarm, Solver::Gone, ""),
+        play(args, alarm, Solver::Plans, WITHOUT)
     );
-    let (planned, alone) = (planned?, alone?);
+    let (planned, alone, off) = (planned?, alone?, off?);
     let mut outcome = Outcome::default();
+    let lost = before_cut_off(&arrived(&off.records, 0, u64::MAX));
+    outcome.verdict.measure(
+        "off_failed_before_cut_off",
+        Some(lost as f64),
+        Bar::AtLeast(1.0),
+        "without retries: requests that failed before the cut-off (or the drill is void)",
+    );
     for (name, played) in [("planned", &planned), ("alone", &alone)] {
         judge_answers(name, played, &mut outcome.verdict).await?;
         let title = format!("answers a second by engine ({name})");
@@ -66,7 +79,7 @@ pub(super) async fn run(args: &Args, alarm: &Rc<Alarm>) -> anyhow::Result<Outcom
         &mut outcome.verdict,
         &args.rules,
         &planned.world.sampler,
-        &[],
+        &ALERTS,
     )
     .await;
     Ok(outcome)
@@ -79,10 +92,17 @@ enum Solver {
     Gone,
 }
 
-async fn play(args: &Args, alarm: &Rc<Alarm>, solver: Solver) -> anyhow::Result<Played> {
+async fn play(
+    args: &Args,
+    alarm: &Rc<Alarm>,
+    solver: Solver,
+    retries: &str,
+) -> anyhow::Result<Played> {
     let mut plan = Plan::simple(ENGINES, CAPACITY_RPS, RATE_RPS, PACE).with_outsider();
+    plan.proxy_sections = retries.to_owned();
     let name = match solver {
-        Solver::Plans => "dead-planned",
+        Solver::Plans if retries.is_empty() => "dead-planned",
+        Solver::Plans => "dead-off",
         Solver::Gone => {
             let third = 1.0 / ENGINES as f64;
             let all = plan.engines.iter().filter(|engine| engine.eligible);
@@ -155,15 +175,20 @@ async fn judge_answers(name: &str, played: &Played, verdict: &mut Verdict) -> an
         &format!("{name}_failures"),
         serde_json::json!(failures(&all)),
     );
-    let before_cut_off = all
-        .iter()
-        .filter(|record| !matches!(record.outcome, End::Answered | End::BrokenOff))
-        .count();
     verdict.measure(
         &format!("{name}_failed_before_cut_off"),
-        Some(before_cut_off as f64),
+        Some(before_cut_off(&all) as f64),
         Bar::AtMost(0.0),
         &format!("{name}: requests that failed before the cut-off"),
+    );
+    let last = world.sampler.last();
+    verdict.measure(
+        &format!("{name}_budget_exhausted"),
+        world
+            .sampler
+            .sum(&last, "pointsman_proxy_retries_refused_total", &[]),
+        Bar::AtMost(0.0),
+        &format!("{name}: retries that the budget had no token for"),
     );
     let dead = world.users.number_of(&played.victim);
     let elsewhere = all.iter().filter(|record| {
@@ -191,6 +216,14 @@ async fn judge_answers(name: &str, played: &Played, verdict: &mut Verdict) -> an
         &format!("{name}: requests to the engine that is not eligible"),
     );
     Ok(())
+}
+
+/// How many failed before a byte of an answer went to them.
+fn before_cut_off(records: &[&Record]) -> usize {
+    let failed = records
+        .iter()
+        .filter(|record| !matches!(record.outcome, End::Answered | End::BrokenOff));
+    failed.count()
 }
 
 /// Which conversations of living engines moved.

@@ -7,6 +7,7 @@
 //! same arrivals and the same faults, and figures that differ by what the machine had to do beside.
 
 use std::path::PathBuf;
+use std::pin::Pin;
 use std::rc::Rc;
 
 use anyhow::{Context, bail};
@@ -117,7 +118,7 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
 
 async fn run_named(args: &Args, alarm: &Rc<Alarm>) -> anyhow::Result<()> {
     if args.name != Name::All {
-        let passes = Box::pin(run_one(args, alarm, args.name)).await?;
+        let passes = run_one(args, alarm, args.name).await?;
         anyhow::ensure!(passes.0, "{}: a check failed", args.name.text());
         return Ok(());
     }
@@ -125,7 +126,7 @@ async fn run_named(args: &Args, alarm: &Rc<Alarm>) -> anyhow::Result<()> {
     let drills = Name::value_variants().iter();
     for &name in drills.filter(|&&name| name != Name::All) {
         // One that could not run is one that did not pass; the others still say what they can.
-        match Box::pin(run_one(args, alarm, name)).await {
+        match run_one(args, alarm, name).await {
             Ok((passes, measured)) => {
                 measures.insert(name.text(), measured);
                 if !passes {
@@ -150,20 +151,21 @@ async fn run_one(args: &Args, alarm: &Rc<Alarm>, name: Name) -> anyhow::Result<(
     if !args.json {
         print(&text);
     }
-    let Outcome { verdict, picture } = match name {
+    let drill: Pin<Box<dyn Future<Output = anyhow::Result<Outcome>> + '_>> = match name {
         Name::All => bail!("`all` is every drill and none of its own"),
-        Name::RetryStorm => retry_storm::run(args, alarm).await?,
-        Name::DeadEngine => dead_engine::run(args, alarm).await?,
-        Name::Brownout => Box::pin(brownout::run(args, alarm)).await?,
-        Name::Penalty => penalty::run(args, alarm).await?,
-        Name::Allowance => allowance::run(args, alarm).await?,
-        Name::Overload => overload::run(args, alarm).await?,
-        Name::SolverGone => solver_gone::run(args, alarm).await?,
-        Name::Flapping => flapping::run(args, alarm).await?,
-        Name::ColdReturn => cold_return::run(args, alarm).await?,
-        Name::StaleSignals => stale_signals::run(args, alarm).await?,
-        Name::HotKey => hot_key::run(args, alarm).await?,
+        Name::RetryStorm => Box::pin(retry_storm::run(args, alarm)),
+        Name::DeadEngine => Box::pin(dead_engine::run(args, alarm)),
+        Name::Brownout => Box::pin(brownout::run(args, alarm)),
+        Name::Penalty => Box::pin(penalty::run(args, alarm)),
+        Name::Allowance => Box::pin(allowance::run(args, alarm)),
+        Name::Overload => Box::pin(overload::run(args, alarm)),
+        Name::SolverGone => Box::pin(solver_gone::run(args, alarm)),
+        Name::Flapping => Box::pin(flapping::run(args, alarm)),
+        Name::ColdReturn => Box::pin(cold_return::run(args, alarm)),
+        Name::StaleSignals => Box::pin(stale_signals::run(args, alarm)),
+        Name::HotKey => Box::pin(hot_key::run(args, alarm)),
     };
+    let Outcome { verdict, picture } = drill.await?;
     if let Some(folder) = &args.svg {
         std::fs::create_dir_all(folder)
             .with_context(|| format!("cannot make {}", folder.display()))?;

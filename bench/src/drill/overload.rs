@@ -1,8 +1,9 @@
-//! `overload`: for a minute half as much again comes as all engines can do, of three priorities, the
-//! lowest with one tenant who sends ten times the share of another.
+//! `overload`: for a minute half as much again comes as all engines can do, of three priorities,
+//! the lowest with one tenant who sends ten times the share of another.
 //!
 //! A twin world carries the highest priority alone, at the same total utilisation: what its users
-//! wait there is what they may wait here.
+//! wait there is what they may wait here. A third has the same load and no priorities or tenants:
+//! if the highest fares no worse there, the drill has shown nothing.
 
 use std::rc::Rc;
 
@@ -25,14 +26,14 @@ const PACE: Pace = Pace {
     tokens: 6,
 };
 const ENGINES: usize = 3;
-const CAPACITY_RPS: f64 = 40.0;
+const CAPACITY_RPS: f64 = 30.0;
 const HARD_RPS: f64 = CAPACITY_RPS * ENGINES as f64;
 /// Rates of the groups: 1.5 times what all can do.
 const RATES: [(&str, f64); 4] = [
-    ("high", 36.0),
-    ("middle", 60.0),
-    ("low", 76.4),
-    ("low-small", 7.6),
+    ("high", 27.0),
+    ("middle", 45.0),
+    ("low", 57.3),
+    ("low-small", 5.7),
 ];
 /// What the twin is asked for: all there is, which is what is left here once the excess is refused.
 const TWIN_RPS: f64 = HARD_RPS;
@@ -42,91 +43,48 @@ const TOTAL_RPS: f64 = 1.5 * HARD_RPS;
 /// Seconds until the plan knows, and that are judged.
 const SETTLE_S: f64 = 12.0;
 const JUDGED_S: f64 = 60.0;
+const ALERTS: [&str; 2] = ["PointsmanEngineOverSafe", "PointsmanShedPlanned"];
 const SECTIONS: &str = "[[priorities]]\nname = \"high\"\n\n[[priorities]]\nname = \"middle\"\n\n\
                         [[priorities]]\nname = \"low\"\n";
 const PROXY: &str = "[priority]\nheader = \"x-priority\"\n\n[tenant]\nheader = \"x-tenant\"\n";
 
+/// One world after its minute.
+struct Played {
+    world: World,
+    records: Vec<Record>,
+    from_ns: u64,
+    to_ns: u64,
+}
+
+/// Whether priorities and tenants are told apart.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Told {
+    Apart,
+    Alike,
+}
+
 /// Runs the drill.
 pub(super) async fn run(args: &Args, alarm: &Rc<Alarm>) -> anyhow::Result<Outcome> {
-    let twin = [("high", TWIN_RPS)];
-    let (full, twin) = tokio::join!(
-        play(args, alarm, "overload", &RATES),
-        play(args, alarm, "overload-twin", &twin)
+    let alone = [("high", TWIN_RPS)];
+    let (full, twin, off) = tokio::join!(
+        play(args, alarm, "overload", &RATES, Told::Apart),
+        play(args, alarm, "overload-twin", &alone, Told::Apart),
+        play(args, alarm, "overload-off", &RATES, Told::Alike)
     );
-    let ((world, records, from_ns, to_ns), (_, twin, twin_from_ns, twin_to_ns)) = (full?, twin?);
+    let (full, twin, off) = (full?, twin?, off?);
     let mut outcome = Outcome::default();
-    let verdict = &mut outcome.verdict;
-    let all = arrived(&records, from_ns, to_ns);
-    let of = |name: &str| -> Vec<&Record> {
-        all.iter()
-            .copied()
-            .filter(|one| one.group == name)
-            .collect()
-    };
-    let here = ttft_ms(&of("high"), 0.99);
-    let there = ttft_ms(&arrived(&twin, twin_from_ns, twin_to_ns), 0.99);
-    verdict.note("high_p99_ms", here);
-    verdict.note("high_alone_p99_ms", there);
-    verdict.measure(
-        "high_p99_ratio",
-        here.zip(there).map(|(here, there)| here / there),
-        Bar::AtMost(1.2),
-        "p99 TTFT of the highest priority, over what it is alone",
-    );
-    let goodput = goodput_rps(&records, from_ns, to_ns);
-    verdict.measure(
-        "utilisation",
-        Some(goodput / HARD_RPS),
-        Bar::AtLeast(0.95),
-        "answers over hard capacity while refusing",
-    );
-    let alone = goodput_rps(&twin, twin_from_ns, twin_to_ns);
-    verdict.note("alone_utilisation", alone / HARD_RPS);
-    verdict.measure(
-        "utilisations_apart",
-        Some((goodput - alone).abs() / HARD_RPS),
-        Bar::AtMost(SAME),
-        "the two worlds' utilisations apart (or their p99 says nothing)",
-    );
-    let lost = 1.0 - answered(&all) as f64 / all.len().max(1) as f64;
-    let asked = all.len() as f64 / ((to_ns - from_ns) as f64 / 1e9);
-    let unavoidable = (1.0 - HARD_RPS / asked).max(0.0);
-    verdict.note("unavoidable_share", unavoidable);
-    verdict.measure(
-        "shed_beyond_unavoidable",
-        Some(lost - unavoidable),
-        Bar::AtMost(0.03),
-        "share refused beyond the unavoidable",
-    );
-    judge_order(&of, unavoidable * all.len() as f64, verdict);
-    let refused = all.iter().filter(|one| one.outcome != End::Answered);
-    let untold = refused.filter(|one| {
-        !matches!(
-            one.outcome,
-            End::Refused {
-                told_when: true,
-                ..
-            }
-        )
-    });
-    verdict.measure(
-        "refused_without_retry_after",
-        Some(untold.count() as f64),
-        Bar::AtMost(0.0),
-        "failures that were no refusal with Retry-After",
-    );
-    alerts::judge(verdict, &args.rules, &world.sampler, &[]).await;
+    judge_high(&full, &twin, &off, &mut outcome.verdict);
+    judge_excess(&full, &mut outcome.verdict);
+    let Played { world, records, .. } = &full;
+    alerts::judge(&mut outcome.verdict, &args.rules, &world.sampler, &ALERTS).await;
+    let answers = world.answers_panel("requests a second by engine or refusal", records);
+    outcome.picture.panel(answers);
     let mut panel = Panel::new("p99 TTFT, ms");
     for (name, _) in RATES {
-        let group: Vec<Record> = records
-            .iter()
-            .filter(|one| one.group == name)
-            .cloned()
-            .collect();
-        panel = panel.line(name, world.ttft_line(&group, 0.99));
+        let own = records.iter().filter(|one| one.group == name);
+        let own: Vec<Record> = own.cloned().collect();
+        panel = panel.line(name, world.ttft_line(&own, 0.99));
     }
-    let answers = world.answers_panel("requests a second by engine or refusal", &records);
-    outcome.picture.panel(answers);
     outcome.picture.panel(panel);
     world.draw_marks(&mut outcome.picture);
     Ok(outcome)
@@ -137,12 +95,15 @@ async fn play(
     alarm: &Rc<Alarm>,
     name: &str,
     rates: &[(&'static str, f64)],
-) -> anyhow::Result<(World, Vec<Record>, u64, u64)> {
+    told: Told,
+) -> anyhow::Result<Played> {
     let total = rates.iter().map(|(_, rate)| rate).sum::<f64>();
     debug_assert!(total <= TOTAL_RPS + 1e-9, "the groups are the whole load");
     let mut plan = Plan::simple(ENGINES, CAPACITY_RPS, total, PACE);
-    plan.sections = SECTIONS.to_owned();
-    plan.proxy_sections = PROXY.to_owned();
+    if told == Told::Apart {
+        plan.sections = SECTIONS.to_owned();
+        plan.proxy_sections = PROXY.to_owned();
+    }
     plan.frontends[0].shards = 4;
     let mut world = World::start(args, alarm, name, plan, |cast| {
         let group = |&(name, _): &(&'static str, f64)| Group {
@@ -163,45 +124,114 @@ async fn play(
     world.mark("judged from here on");
     let to_ns = world.rest(JUDGED_S).await?;
     let records = world.finish().await?;
-    Ok((world, records, from_ns, to_ns))
+    Ok(Played {
+        world,
+        records,
+        from_ns,
+        to_ns,
+    })
 }
 
-/// The lowest priority gives way first, and within it the tenant over its share.
-fn judge_order<'a>(of: &impl Fn(&str) -> Vec<&'a Record>, unavoidable: f64, verdict: &mut Verdict) {
-    let lost = |name: &str| {
-        let all = of(name);
-        (all.len() - answered(&all), all.len())
-    };
-    for (name, _) in RATES {
-        let (lost, all) = lost(name);
-        verdict.note(&format!("lost_{name}"), json!([lost, all]));
+impl Played {
+    /// Requests of the minute that is judged, of a group.
+    fn of(&self, name: &str) -> Vec<&Record> {
+        let all = arrived(&self.records, self.from_ns, self.to_ns);
+        all.into_iter().filter(|one| one.group == name).collect()
     }
-    let share = |name: &str| {
-        let (lost, all) = lost(name);
-        (all > 0).then(|| lost as f64 / all as f64)
-    };
+
+    /// Answers a second over what all engines can do.
+    fn utilisation(&self) -> f64 {
+        goodput_rps(&self.records, self.from_ns, self.to_ns) / HARD_RPS
+    }
+
+    /// Share of a group's requests that were not answered.
+    fn lost_share(&self, name: &str) -> Option<f64> {
+        let all = self.of(name);
+        (!all.is_empty()).then(|| 1.0 - answered(&all) as f64 / all.len() as f64)
+    }
+}
+
+/// The highest priority waits as it would alone, and without priorities it loses as all do.
+fn judge_high(full: &Played, twin: &Played, off: &Played, verdict: &mut Verdict) {
+    verdict.measure(
+        "off_lost_share_high",
+        off.lost_share("high"),
+        Bar::Above(0.1),
+        "without priorities: share of the highest that was not answered (or the drill is void)",
+    );
+    let here = ttft_ms(&full.of("high"), 0.99);
+    let there = ttft_ms(&twin.of("high"), 0.99);
+    verdict.note("high_p99_ms", here);
+    verdict.note("high_alone_p99_ms", there);
+    verdict.measure(
+        "high_p99_ratio",
+        here.zip(there).map(|(here, there)| here / there),
+        Bar::AtMost(1.2),
+        "p99 TTFT of the highest priority, over what it is alone",
+    );
+    verdict.note("alone_utilisation", twin.utilisation());
+    verdict.measure(
+        "utilisations_apart",
+        Some((full.utilisation() - twin.utilisation()).abs()),
+        Bar::AtMost(SAME),
+        "the two worlds' utilisations apart (or their p99 says nothing)",
+    );
     verdict.measure(
         "lost_share_high",
-        share("high"),
+        full.lost_share("high"),
         Bar::AtMost(0.01),
         "share of the highest priority that was not answered",
     );
+}
+
+/// Only the excess is refused, of the lowest priority first and within it of the tenant over its
+/// share, and everybody is told when to come again.
+fn judge_excess(full: &Played, verdict: &mut Verdict) {
+    let all = arrived(&full.records, full.from_ns, full.to_ns);
+    verdict.measure(
+        "utilisation",
+        Some(full.utilisation()),
+        Bar::AtLeast(0.95),
+        "answers over hard capacity while refusing",
+    );
+    let lost = 1.0 - answered(&all) as f64 / all.len().max(1) as f64;
+    let asked = all.len() as f64 / ((full.to_ns - full.from_ns) as f64 / 1e9);
+    let unavoidable = (1.0 - HARD_RPS / asked).max(0.0);
+    verdict.note("unavoidable_share", unavoidable);
+    verdict.measure(
+        "shed_beyond_unavoidable",
+        Some(lost - unavoidable),
+        Bar::AtMost(0.03),
+        "share refused beyond the unavoidable",
+    );
+    for (name, _) in RATES {
+        let own = full.of(name);
+        let lost = own.len() - answered(&own);
+        verdict.note(&format!("lost_{name}"), json!([lost, own.len()]));
+    }
     // What the lowest cannot give way for, the middle must.
-    let (_, low) = lost("low");
-    let (_, small) = lost("low-small");
-    let (_, middle) = lost("middle");
-    let must = (unavoidable - (low + small) as f64).max(0.0) / middle.max(1) as f64;
+    let lowest = (full.of("low").len() + full.of("low-small").len()) as f64;
+    let left = (unavoidable * all.len() as f64 - lowest).max(0.0);
+    let must = left / full.of("middle").len().max(1) as f64;
     verdict.measure(
         "lost_share_middle",
-        share("middle"),
+        full.lost_share("middle"),
         Bar::AtMost(must + 0.03),
         "share of the middle priority that was not answered",
     );
     verdict.measure(
         "lost_share_small_tenant",
-        share("low-small"),
+        full.lost_share("low-small"),
         Bar::AtMost(0.01),
         "share that a tenant lost to another at ten times its share",
+    );
+    let refused = all.iter().filter(|one| one.outcome != End::Answered);
+    let told = |one: &&&Record| matches!(one.outcome, End::Refused { told_when, .. } if told_when);
+    verdict.measure(
+        "refused_without_retry_after",
+        Some(refused.filter(|one| !told(one)).count() as f64),
+        Bar::AtMost(0.0),
+        "failures that were no refusal with Retry-After",
     );
 }
 

@@ -1,7 +1,8 @@
-//! `penalty`: an engine is slow enough for a penalty and too well for an ejection; then it recovers.
+//! `penalty`: an engine is slow enough for a penalty and too well for an ejection; then it
+//! recovers.
 //!
-//! Its share must be what the penalty leaves of it, while only the guard knows, while the plan takes
-//! the penalty over, and after; and on the way back it must not pass what it had.
+//! Its share must be what the penalty leaves of it, while only the guard knows, while the plan
+//! takes the penalty over, and after; and on the way back it must not pass what it had.
 
 use std::rc::Rc;
 
@@ -30,6 +31,7 @@ const RATE_RPS: f64 = 0.5 * CAPACITY_RPS * ENGINES as f64;
 /// Asked in turn, so that a share is one of keys and not of chance: a round takes eight seconds.
 const KEYS: u64 = 1_600;
 const SLOW: &str = "a";
+const ALERTS: [&str; 1] = ["PointsmanEnginePenalised"];
 const FACTOR: f64 = 2.5;
 /// Seconds before, of being slow, and of recovery.
 const BEFORE_S: f64 = 12.0;
@@ -77,7 +79,7 @@ pub(super) async fn run(args: &Args, alarm: &Rc<Alarm>) -> anyhow::Result<Outcom
     }
     judge(&windows, well_ns, &plans, &mut outcome.verdict);
     let sampler = &world.sampler;
-    alerts::judge(&mut outcome.verdict, &args.rules, sampler, &[]).await;
+    alerts::judge(&mut outcome.verdict, &args.rules, sampler, &ALERTS).await;
     let line = |of: fn(&Window) -> f64| {
         let point = |w: &Window| (world.seconds(w.from_ns) + WINDOW_S / 2.0, of(w));
         windows.iter().map(point).collect()

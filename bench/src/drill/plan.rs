@@ -1,4 +1,5 @@
-//! A drill's world on paper: frontends, engines, routes, and the files of configuration that say so.
+//! A drill's world on paper: frontends, engines, routes, and the files of configuration that say
+//! so.
 //!
 //! Unlike the world of `scripts/run` there is no distance here: every engine is as near as every
 //! other, so that what moves a request is load, health and guards alone.
@@ -13,6 +14,12 @@ use crate::io_driver::IoDriver;
 const PROMPT_TOKENS: u64 = 100;
 /// Round trip between any two, milliseconds.
 const RTT_MS: f64 = 1.0;
+
+/// What takes the solver's guardrails away: pooled penalties, and allowances that anybody reaches.
+const UNGUARDED_SOLVER: &str = "pool_penalties = false\nallowance_burst = 1000.0\n";
+/// What takes the proxies' away: penalties, own health checks, and the retry budget.
+const UNGUARDED_PROXY: &str = "\n[penalties]\nenabled = false\n\n[probes]\nenabled = false\n\n\
+                               [retry]\nattempts = 3\nbudget = false\n";
 
 /// A world before it is started.
 #[derive(Clone, Debug)]
@@ -132,6 +139,14 @@ impl Plan {
         self
     }
 
+    /// The same world without guardrails, as far as its files can take them away: what a drill is
+    /// compared with, so that it shows nothing where they make no difference.
+    pub(super) fn unguarded(mut self) -> Self {
+        self.solver.push_str(UNGUARDED_SOLVER);
+        self.proxy_sections.push_str(UNGUARDED_PROXY);
+        self
+    }
+
     /// Command line of an engine, after `engine`.
     pub(super) fn engine_line(&self, engine: &Engine, listen: SocketAddr) -> Vec<String> {
         let Pace {
@@ -232,8 +247,8 @@ impl Plan {
             };
             let _ = write!(
                 text,
-                "\n[[routes]]\nname = \"{0}\"\nmodel = \"{0}\"\nengines = [{1}]\nmode = \"{mode}\"\n\
-                 prompt_tokens = {PROMPT_TOKENS}\noutput_tokens = {2}\n",
+                "\n[[routes]]\nname = \"{0}\"\nmodel = \"{0}\"\nengines = [{1}]\n\
+                 mode = \"{mode}\"\nprompt_tokens = {PROMPT_TOKENS}\noutput_tokens = {2}\n",
                 route.name,
                 eligible.join(", "),
                 self.pace.tokens
@@ -244,20 +259,7 @@ impl Plan {
                     "\n[[demand]]\nfrontend = \"{}\"\nroute = \"{}\"\nrps = {:?}\n",
                     frontend.name, route.name, route.rate_rps
                 );
-                if !route.weights.is_empty() {
-                    let weights: Vec<String> = route
-                        .weights
-                        .iter()
-                        .map(|(engine, share)| format!("{engine} = {share:?}"))
-                        .collect();
-                    let _ = write!(
-                        text,
-                        "\n[[weights]]\nfrontend = \"{}\"\nroute = \"{}\"\nweights = {{ {} }}\n",
-                        frontend.name,
-                        route.name,
-                        weights.join(", ")
-                    );
-                }
+                write_weights(frontend, route, text);
             }
         }
     }
@@ -266,7 +268,8 @@ impl Plan {
     pub(super) fn proxy(&self, frontend: &Frontend, folder: &Path, io_driver: IoDriver) -> String {
         format!(
             "frontend = \"{}\"\nlisten = [\"127.0.0.1:0\"]\nadmin = \"127.0.0.1:0\"\n\
-             shards = {}\npin = false\nio_driver = \"{}\"\nrun_dir = {:?}\nstate_dir = {:?}\n{}\n{}",
+             shards = {}\npin = false\nio_driver = \"{}\"\n\
+             run_dir = {:?}\nstate_dir = {:?}\n{}\n{}",
             frontend.name,
             frontend.shards,
             io_driver.name(),
@@ -276,6 +279,24 @@ impl Plan {
             self.proxy_sections
         )
     }
+}
+
+/// The fixed weights of a route at a frontend, where it has some.
+fn write_weights(frontend: &Frontend, route: &Route, text: &mut String) {
+    if route.weights.is_empty() {
+        return;
+    }
+    let weights = route.weights.iter();
+    let weights: Vec<String> = weights
+        .map(|(engine, share)| format!("{engine} = {share:?}"))
+        .collect();
+    let _ = write!(
+        text,
+        "\n[[weights]]\nfrontend = \"{}\"\nroute = \"{}\"\nweights = {{ {} }}\n",
+        frontend.name,
+        route.name,
+        weights.join(", ")
+    );
 }
 
 #[cfg(test)]

@@ -33,6 +33,8 @@ const UTILISATION: f64 = 0.95;
 const RATE_RPS: f64 = UTILISATION * CAPACITY_RPS * ENGINES as f64;
 const FAILING: f64 = 0.3;
 const SHARDS: usize = 16;
+/// Demand with what users ask again is over what there is.
+const ALERTS: [&str; 2] = ["PointsmanEngineOverSafe", "PointsmanShedPlanned"];
 /// Users ask up to three times.
 const TRIES: Tries = Tries {
     most: 3,
@@ -71,7 +73,7 @@ pub(super) async fn run(args: &Args, alarm: &Rc<Alarm>) -> anyhow::Result<Outcom
         if proxies == 1 {
             with.world.draw_marks(&mut outcome.picture);
             let sampler = &with.world.sampler;
-            alerts::judge(&mut outcome.verdict, &args.rules, sampler, &[]).await;
+            alerts::judge(&mut outcome.verdict, &args.rules, sampler, &ALERTS).await;
         }
     }
     Ok(outcome)

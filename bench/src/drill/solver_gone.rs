@@ -1,5 +1,5 @@
-//! `solver-gone`: the solver is killed; then the policy file is cut short where it lies, replaced by
-//! a damaged copy, and by one of another layout; at last a solver comes back.
+//! `solver-gone`: the solver is killed; then the policy file is cut short where it lies, replaced
+//! by a damaged copy, and by one of another layout; at last a solver comes back.
 //!
 //! Nobody may notice: proxies serve by what they hold, and say so on their metric.
 
@@ -14,7 +14,7 @@ use serde_json::json;
 
 use super::alerts;
 use super::plan::{Pace, Plan};
-use super::record::{answered, arrived, failures, homes};
+use super::record::{Record, answered, arrived, failures, homes};
 use super::sampler::Look;
 use super::users::{Keys, Tries};
 use super::verdict::{Bar, Verdict};
@@ -35,6 +35,7 @@ const RATE_RPS: f64 = 80.0;
 const KEYS: Keys = Keys::Among(200);
 /// Age at which a policy is stale, seconds.
 const STALE_S: f64 = 3.0;
+const ALERTS: [&str; 1] = ["PointsmanPolicyStale"];
 /// Seconds of load before, between two harms, and after the solver is back.
 const BEFORE_S: f64 = 8.0;
 const BETWEEN_S: f64 = 6.0;
@@ -71,62 +72,15 @@ pub(super) async fn run(args: &Args, alarm: &Rc<Alarm>) -> anyhow::Result<Outcom
     world.look_anew();
     world.rest(STALE_S + 2.0).await?;
     expect_rung(&world, "stale", "after the solver's death", &mut verdict).await;
-    let file = world.cast.region("front").join("policy");
-    let good = std::fs::read(&file).with_context(|| format!("cannot read {}", file.display()))?;
-    let mut rng = SmallRng::seed_from_u64(args.seed);
-    for (harm, name) in [
-        (Harm::Truncated, "truncated"),
-        (Harm::Corrupt, "corrupt"),
-        (Harm::Foreign, "foreign"),
-    ] {
-        let rejected = |look: &Look| {
-            let name = "pointsman_proxy_policy_rejected_total";
-            world.sampler.sum(look, name, &[])
-        };
-        let before = rejected(&world.sampler.last());
-        world.mark(&format!("policy file {name}"));
-        harm.apply(&file, &good, &mut rng)
-            .with_context(|| format!("cannot harm {}", file.display()))?;
-        world.cast.rest(Duration::from_secs_f64(BETWEEN_S)).await?;
-        let after = format!("with a {name} policy file");
-        expect_rung(&world, "stale", &after, &mut verdict).await;
-        let noticed = rejected(&world.sampler.last()).zip(before);
-        verdict.measure(
-            &format!("rejected_{name}"),
-            noticed.map(|(after, before)| after - before),
-            Bar::AtLeast(1.0),
-            &format!("{name} files that the proxy refused"),
-        );
-    }
+    harm_the_file(args, &mut world, &mut verdict).await?;
     let back_ns = world.mark("solver starts");
     world.cast.start_solver().await?;
     world.look_anew();
     world.rest(BACK_S).await?;
     expect_rung(&world, "fresh", "once a solver is back", &mut verdict).await;
     let records = world.finish().await?;
-    let all = arrived(&records, 0, u64::MAX);
-    verdict.note("requests", all.len());
-    verdict.note("failures", json!(failures(&all)));
-    verdict.measure(
-        "failed",
-        Some((all.len() - answered(&all)) as f64),
-        Bar::AtMost(0.0),
-        "requests that failed",
-    );
-    let (before, _) = homes(&arrived(&records, 0, gone_ns));
-    let (_, torn) = homes(&arrived(&records, gone_ns, back_ns));
-    let (during, _) = homes(&arrived(&records, gone_ns, back_ns));
-    let elsewhere = during
-        .iter()
-        .filter(|(key, home)| before.get(key).is_some_and(|was| was != *home));
-    verdict.note("conversations", during.len());
-    verdict.measure(
-        "moved",
-        (!during.is_empty()).then_some((torn.len() + elsewhere.count()) as f64),
-        Bar::AtMost(0.0),
-        "conversations that moved while there was no solver",
-    );
-    alerts::judge(&mut verdict, &args.rules, &world.sampler, &[]).await;
+    judge_answers(&records, (gone_ns, back_ns), &mut verdict);
+    alerts::judge(&mut verdict, &args.rules, &world.sampler, &ALERTS).await;
     let mut outcome = Outcome {
         verdict,
         ..Outcome::default()
@@ -145,6 +99,68 @@ pub(super) async fn run(args: &Args, alarm: &Rc<Alarm>) -> anyhow::Result<Outcom
         .panel(panel.line("age", world.line(age)).bar(STALE_S));
     world.draw_marks(&mut outcome.picture);
     Ok(outcome)
+}
+
+/// Harms the policy file in one way after the other.
+async fn harm_the_file(
+    args: &Args,
+    world: &mut World,
+    verdict: &mut Verdict,
+) -> anyhow::Result<()> {
+    let file = world.cast.region("front").join("policy");
+    let good = std::fs::read(&file).with_context(|| format!("cannot read {}", file.display()))?;
+    let mut rng = SmallRng::seed_from_u64(args.seed);
+    for (harm, name) in [
+        (Harm::Truncated, "truncated"),
+        (Harm::Corrupt, "corrupt"),
+        (Harm::Foreign, "foreign"),
+    ] {
+        let rejected = |look: &Look| {
+            let name = "pointsman_proxy_policy_rejected_total";
+            world.sampler.sum(look, name, &[])
+        };
+        let before = rejected(&world.sampler.last());
+        world.mark(&format!("policy file {name}"));
+        harm.apply(&file, &good, &mut rng)
+            .with_context(|| format!("cannot harm {}", file.display()))?;
+        world.cast.rest(Duration::from_secs_f64(BETWEEN_S)).await?;
+        let after = format!("with a {name} policy file");
+        expect_rung(world, "stale", &after, verdict).await;
+        let noticed = rejected(&world.sampler.last()).zip(before);
+        verdict.measure(
+            &format!("rejected_{name}"),
+            noticed.map(|(after, before)| after - before),
+            Bar::AtLeast(1.0),
+            &format!("{name} files that the proxy refused"),
+        );
+    }
+    Ok(())
+}
+
+/// Nobody failed, and nobody moved from the solver's death to its return.
+fn judge_answers(records: &[Record], (gone_ns, back_ns): (u64, u64), verdict: &mut Verdict) {
+    let all = arrived(records, 0, u64::MAX);
+    verdict.note("requests", all.len());
+    verdict.note("failures", json!(failures(&all)));
+    verdict.measure(
+        "failed",
+        Some((all.len() - answered(&all)) as f64),
+        Bar::AtMost(0.0),
+        "requests that failed",
+    );
+    let (before, _) = homes(&arrived(records, 0, gone_ns));
+    let (_, torn) = homes(&arrived(records, gone_ns, back_ns));
+    let (during, _) = homes(&arrived(records, gone_ns, back_ns));
+    let elsewhere = during
+        .iter()
+        .filter(|(key, home)| before.get(key).is_some_and(|was| was != *home));
+    verdict.note("conversations", during.len());
+    verdict.measure(
+        "moved",
+        (!during.is_empty()).then_some((torn.len() + elsewhere.count()) as f64),
+        Bar::AtMost(0.0),
+        "conversations that moved while there was no solver",
+    );
 }
 
 /// The rung on which every proxy says it stands.

@@ -1,15 +1,17 @@
 //! `stale-signals`: the solver stands still for half a minute, so engine state is frozen, and
 //! somebody else doubles the load of one engine meanwhile.
 //!
-//! The solver is stopped (SIGSTOP), not killed: its files stay as they are and its sockets are open,
-//! as when a host swaps. With it stopped, whoever asks an engine for its health is a proxy.
+//! The solver is stopped (SIGSTOP), not killed: its files stay as they are and its sockets are
+//! open, as when a host swaps. With it stopped, whoever asks an engine for its health is a proxy.
 
 use std::rc::Rc;
+
+use serde_json::json;
 
 use super::alerts;
 use super::picture::Panel;
 use super::plan::{Pace, Plan};
-use super::record::{answered, arrived};
+use super::record::{answered, arrived, failures};
 use super::sampler::{Look, within};
 use super::users::{Group, Keys, Tries};
 use super::verdict::{Bar, Verdict};
@@ -29,8 +31,10 @@ const RATE_RPS: f64 = 0.45 * CAPACITY_RPS * ENGINES as f64;
 const CROWDED: &str = "a";
 /// Seconds before, while frozen, and after.
 const BEFORE_S: f64 = 8.0;
-const FROZEN_S: f64 = 30.0;
+const FROZEN_S: f64 = 33.0;
 const AFTER_S: f64 = 6.0;
+/// After 30 s a policy is stale; one that nobody confirmed for 20 s is told after 10 s more.
+const ALERTS: [&str; 2] = ["PointsmanPolicyStale", "PointsmanPolicyUnconfirmed"];
 /// Own probes must begin so soon.
 const PROBES_WITHIN_S: f64 = 6.0;
 
@@ -80,13 +84,14 @@ pub(super) async fn run(args: &Args, alarm: &Rc<Alarm>) -> anyhow::Result<Outcom
         .filter(|record| record.group == "chat")
         .collect();
     verdict.note("requests", ours.len());
+    verdict.note("failures", json!(failures(&ours)));
     verdict.measure(
         "failed",
         Some((ours.len() - answered(&ours)) as f64),
         Bar::AtMost(0.0),
         "requests that failed while it stood still",
     );
-    alerts::judge(verdict, &args.rules, &world.sampler, &[]).await;
+    alerts::judge(verdict, &args.rules, &world.sampler, &ALERTS).await;
     let panel = world.answers_panel("answers a second by engine, others' included", &records);
     outcome.picture.panel(panel);
     let mut panel = Panel::new("health checks that engines had");

@@ -79,6 +79,7 @@ pub(super) struct Users {
     groups: Vec<Running>,
     records: RefCell<Vec<Record>>,
     engines: RefCell<Vec<String>>,
+    ended: Cell<bool>,
 }
 
 struct Running {
@@ -125,6 +126,7 @@ impl Users {
             groups: groups.into_iter().map(running).collect(),
             records: RefCell::default(),
             engines: RefCell::default(),
+            ended: Cell::new(false),
         });
         for number in 0..users.groups.len() {
             let rng = SmallRng::seed_from_u64(seed.wrapping_add(number as u64));
@@ -171,6 +173,12 @@ impl Users {
         }
     }
 
+    /// Nobody asks any more, for good.
+    pub(super) fn end(&self) {
+        self.pause();
+        self.ended.set(true);
+    }
+
     /// Requests without an end yet.
     pub(super) fn under_way(&self) -> u64 {
         self.groups.iter().map(|one| one.under_way.get()).sum()
@@ -194,7 +202,7 @@ impl Users {
     async fn arrive(self: Rc<Self>, number: usize, mut rng: SmallRng) {
         let running = &self.groups[number];
         let mut next_ns = monotonic_ns();
-        loop {
+        while !self.ended.get() {
             let rate_rps = running.rate_rps.get();
             if rate_rps <= 0.0 {
                 self.alarm.after(20_000_000).await;

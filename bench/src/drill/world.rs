@@ -138,6 +138,13 @@ impl World {
     }
 }
 
+impl Drop for World {
+    fn drop(&mut self) {
+        self.users.end();
+        self.sampler.end();
+    }
+}
+
 /// The one group of a simple plan: many conversations, nobody tries again.
 pub(super) fn chat(cast: &Cast, keys: Keys, tries: Tries) -> Group {
     Group {
