@@ -35,8 +35,8 @@ const ALERTS: [&str; 1] = ["PointsmanEnginePenalised"];
 const FACTOR: f64 = 2.5;
 /// Seconds before, of being slow, and of recovery.
 const BEFORE_S: f64 = 12.0;
-const SLOW_S: f64 = 32.0;
-const AFTER_S: f64 = 36.0;
+const SLOW_S: f64 = 16.0;
+const AFTER_S: f64 = 50.0;
 /// A share is of one round of the keys.
 const WINDOW_S: f64 = 8.0;
 /// How far share and penalty may be apart, of the share without a penalty.
@@ -45,6 +45,8 @@ const WITHIN: f64 = 0.1;
 /// Runs the drill.
 pub(super) async fn run(args: &Args, alarm: &Rc<Alarm>) -> anyhow::Result<Outcome> {
     let mut plan = Plan::simple(ENGINES, CAPACITY_RPS, RATE_RPS, PACE);
+    // Should it come to an ejection, the way back is to be seen as well.
+    plan.proxy_sections = "[penalties]\neject_slow_s = 10\n".to_owned();
     // What changes the plan is the penalty alone.
     plan.solver = "demand = \"configured\"\n".to_owned();
     for engine in &mut plan.engines {
