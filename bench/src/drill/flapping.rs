@@ -65,6 +65,9 @@ pub(super) async fn run(args: &Args, alarm: &Rc<Alarm>) -> anyhow::Result<Outcom
     );
     let out = out_spans(&world.line(is_out(&world)));
     verdict.note("ejections_s", json!(out));
+    let ejected = |look: &Look| Some(f64::from(u8::from(is_ejected(&world, look))));
+    let by_penalty = out_spans(&world.line(ejected));
+    verdict.note("ejections_by_penalty_s", json!(by_penalty));
     verdict.measure(
         "ejections",
         Some(out.len() as f64),
@@ -88,19 +91,25 @@ pub(super) async fn run(args: &Args, alarm: &Rc<Alarm>) -> anyhow::Result<Outcom
     Ok(outcome)
 }
 
-/// Whether the engine gets nothing, because it is out or ejected; 1 or 0.
+/// Whether the engine gets nothing, because it is down or ejected, 1 or 0: to its users both are
+/// ejections, and one that comes back as fast as it did is met by failures again.
 fn is_out(world: &World) -> impl Fn(&Look) -> Option<f64> {
     |look| {
         let name = "pointsman_proxy_engine_out";
         let out = world.sampler.sum(look, name, &[("engine", FLAPPING)]);
-        let name = "pointsman_proxy_engine_penalty";
-        let penalty = world.sampler.sum(look, name, &[("engine", FLAPPING)]);
-        let ejected = penalty.is_some_and(|penalty| penalty >= 1.0);
         let alive = world
             .sampler
             .sum(look, "up", &[("job", "pointsman-proxy")])?;
-        (alive > 0.0).then(|| f64::from(u8::from(ejected || out.unwrap_or(0.0) > 0.0)))
+        let nothing = is_ejected(world, look) || out.unwrap_or(0.0) > 0.0;
+        (alive > 0.0).then(|| f64::from(u8::from(nothing)))
     }
+}
+
+/// Whether a penalty takes all from the engine.
+fn is_ejected(world: &World, look: &Look) -> bool {
+    let name = "pointsman_proxy_engine_penalty";
+    let penalty = world.sampler.sum(look, name, &[("engine", FLAPPING)]);
+    penalty.is_some_and(|penalty| penalty >= 1.0)
 }
 
 /// Lengths of the spans at 1, but for one that had not ended.
