@@ -105,10 +105,12 @@ fn a_slow_engine_is_found_by_what_real_proxies_count(driver: Driver) {
         .iter()
         .find(|engine| engine.id == "slow")
         .unwrap();
+    // The plan goes on meanwhile, by what it measures of the others on a machine that is used: the
+    // share follows within a tenth.
     let expected = whole * slow.planned_factor;
     let left = weight(&policy, "slow");
     assert!(
-        (left - expected).abs() < 1e-6,
+        (left - expected).abs() <= 0.1 * expected,
         "{left}, expected {expected}"
     );
 }
