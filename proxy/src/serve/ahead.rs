@@ -30,7 +30,7 @@ pub(crate) struct Step {
     /// Of the task that ran after this one in the same turn, when both last ran.
     next: Cell<Ahead>,
     /// The turn in which it last ran.
-    turn: Cell<Option<u64>>,
+    turn: Cell<u64>,
 }
 
 thread_local! {
@@ -78,7 +78,7 @@ impl Step {
         let step = Rc::new(Self {
             own: Cell::default(),
             next: Cell::default(),
-            turn: Cell::new(None),
+            turn: Cell::new(0),
         });
         own.add(&*step);
         step.own.set(own);
@@ -87,7 +87,7 @@ impl Step {
 
     /// Its task runs.
     pub(crate) fn run(self: &Rc<Self>) {
-        let (own, now) = (self.own.get(), turn::present());
+        let (own, now) = (self.own.get(), turn::number());
         // Also where the one before has asked: a processor drops what it has no room to ask for.
         own.fetch();
         if let Some(before) = LAST.replace(Some(Rc::clone(self))) {
@@ -155,7 +155,7 @@ mod tests {
         assert_eq!(one.next.get(), three.own.get());
         assert_eq!(three.next.get(), two.own.get());
         // What runs in a later turn does not come after it.
-        two.turn.set(Some(u64::MAX));
+        two.turn.set(u64::MAX);
         one.run();
         assert_eq!(two.next.get(), Ahead::default());
     }

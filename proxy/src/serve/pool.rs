@@ -3,8 +3,7 @@
 //! Last in, first out: the connection used last is the least likely to have been closed by the
 //! engine, and those on the bottom grow old enough to be dropped, so that the pool follows demand
 //! down. Before use each is looked at: an engine that closed it, or that sent bytes nobody asked
-//! for, costs a fresh connection and never a request; only one that was read in the same turn of the
-//! loop is not looked at once more. Waiting connections are dropped before their
+//! for, costs a fresh connection and never a request. Waiting connections are dropped before their
 //! engine would drop them (servers on uvicorn close after 5 s), because a close that crosses a
 //! request cannot be told from a failure.
 
@@ -16,7 +15,6 @@ use pointsman_shm::id::EngineSlot;
 
 use super::engines::EngineView;
 use super::sys::{Peek, Socket};
-use super::turn;
 use crate::metrics::ShardMetrics;
 
 /// A connection to an engine.
@@ -29,8 +27,6 @@ pub(crate) struct EngineConn {
     pub(crate) read_ns: u64,
     engine: Rc<EngineView>,
     idle_until_ns: u64,
-    /// The turn in which its last answer ended, where turns are told apart.
-    turn: Option<u64>,
     /// How long the engine said it keeps idle connections, nanoseconds.
     learned_idle_ns: Option<u64>,
     _open: Open,
@@ -89,7 +85,6 @@ impl Pools {
             read_ns: 0,
             engine: Rc::clone(engine),
             idle_until_ns: 0,
-            turn: None,
             learned_idle_ns: None,
             _open: Open::new(&self.metrics, engine.slot),
         })
@@ -107,7 +102,6 @@ impl Pools {
             .idle_ns
             .min(conn.learned_idle_ns.unwrap_or(u64::MAX));
         conn.idle_until_ns = conn.read_ns.saturating_add(idle_ns);
-        conn.turn = turn::present();
         let slot = conn.engine.slot.index();
         let mut pools = self.idle.borrow_mut();
         if pools.len() <= slot {
@@ -144,13 +138,7 @@ impl EngineConn {
     fn is_fit(&self, engine: &Rc<EngineView>, now_ns: u64) -> bool {
         Rc::ptr_eq(&self.engine, engine)
             && now_ns < self.idle_until_ns
-            && (self.was_just_read() || self.socket.peek() == Peek::Quiet)
-    }
-
-    /// Whether its last answer was read in this turn of the loop. That read was a look: nothing stood
-    /// behind the answer. A look more would see what came in microseconds, at the price of a call.
-    fn was_just_read(&self) -> bool {
-        self.turn.is_some() && self.turn == turn::present()
+            && self.socket.peek() == Peek::Quiet
     }
 }
 
@@ -168,5 +156,68 @@ impl Open {
 impl Drop for Open {
     fn drop(&mut self) {
         self.metrics.engine(self.slot).connections.decrement();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write as _;
+    use std::time::Duration;
+
+    use pointsman_shm::id::Generation;
+    use pointsman_shm::policy::Protocol;
+
+    use super::*;
+    use crate::clock::monotonic_ns;
+    use crate::serve::testing::{on_both_drivers, pair};
+    use crate::serve::turn;
+
+    fn engine() -> Rc<EngineView> {
+        Rc::new(EngineView {
+            slot: EngineSlot(0),
+            generation: Generation(1),
+            id: "E".to_owned(),
+            addresses: Vec::new(),
+            protocol: Protocol::Http1,
+            authority: "e".to_owned(),
+            credential: None,
+            tls: None,
+            authority2: None,
+            idle_ns: 60_000_000_000,
+            max_connections: 8,
+            max_streams: 8,
+        })
+    }
+
+    /// The client of the last answer may have been slow: what came from the engine meanwhile would be
+    /// read as the next request's answer, also by who asks in the moment it is put back.
+    #[test]
+    fn what_was_sent_unasked_or_closed_before_it_is_put_back_is_seen() {
+        on_both_drivers(|| async {
+            let marking = monoio::spawn(turn::mark());
+            let engine = engine();
+            let pools = Pools::new(8, Arc::default());
+            for is_unasked in [true, false] {
+                let (socket, mut peer) = pair().await;
+                let mut conn = pools.opened(&engine, socket);
+                conn.read_ns = monotonic_ns();
+                match is_unasked {
+                    true => peer.write_all(b"HTTP/1.1 200 OK\r\n").unwrap(),
+                    false => peer.shutdown(std::net::Shutdown::Both).unwrap(),
+                }
+                while conn.socket.peek() == Peek::Quiet {
+                    monoio::time::sleep(Duration::from_millis(1)).await;
+                }
+                pools.put(conn, None);
+                let taken = pools.take(&engine, monotonic_ns());
+                assert!(taken.is_none(), "unasked: {is_unasked}");
+            }
+            let (socket, _peer) = pair().await;
+            let mut conn = pools.opened(&engine, socket);
+            conn.read_ns = monotonic_ns();
+            pools.put(conn, None);
+            assert!(pools.take(&engine, monotonic_ns()).is_some());
+            drop(marking);
+        });
     }
 }

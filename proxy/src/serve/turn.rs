@@ -1,4 +1,4 @@
-//! One turn of a shard's loop: which write is its first, and what was done in the same one.
+//! One turn of a shard's loop: which write is its first, and which tasks ran in the same one.
 //!
 //! A write through the ring costs little beside others: one call to the kernel hands over all of a
 //! turn's. Alone it costs that call, and a second look at the ring for its end. A plain send is
@@ -18,8 +18,6 @@ use super::bell::is_same;
 /// A thread's present turn.
 struct Turn {
     number: Cell<u64>,
-    /// Its end will be marked.
-    is_marked: Cell<bool>,
     has_written: Cell<bool>,
     marker: RefCell<Option<Waker>>,
 }
@@ -28,7 +26,6 @@ thread_local! {
     static TURN: Turn = const {
         Turn {
             number: Cell::new(0),
-            is_marked: Cell::new(false),
             has_written: Cell::new(false),
             marker: RefCell::new(None),
         }
@@ -37,12 +34,19 @@ thread_local! {
 
 /// Whether a write that begins now is the first of its turn. Never where no [`mark`] runs.
 pub(crate) fn is_first_write() -> bool {
-    TURN.with(|turn| turn.is_begun() && !turn.has_written.replace(true))
+    TURN.with(|turn| match &*turn.marker.borrow() {
+        Some(marker) if !turn.has_written.replace(true) => {
+            marker.wake_by_ref();
+            true
+        }
+        _ => false,
+    })
 }
 
-/// The present turn's number, of which each turn has another. None where no [`mark`] runs.
-pub(crate) fn present() -> Option<u64> {
-    TURN.with(|turn| turn.is_begun().then(|| turn.number.get()))
+/// How many turns with a write have ended on the calling thread, as far as [`mark`] runs: between two
+/// writes that are not of one turn it grows. Nobody is woken to tell.
+pub(crate) fn number() -> u64 {
+    TURN.with(|turn| turn.number.get())
 }
 
 /// Marks the ends of the calling thread's turns, for as long as it is polled.
@@ -50,7 +54,6 @@ pub(crate) async fn mark() {
     poll_fn(|context| {
         TURN.with(|turn| {
             turn.number.set(turn.number.get() + 1);
-            turn.is_marked.set(false);
             turn.has_written.set(false);
             let is_known = matches!(
                 &*turn.marker.borrow(),
@@ -66,21 +69,6 @@ pub(crate) async fn mark() {
     .await;
 }
 
-impl Turn {
-    /// Sees to it that the end of this turn is marked; false where nobody marks it.
-    fn is_begun(&self) -> bool {
-        if self.is_marked.get() {
-            return true;
-        }
-        let marker = self.marker.borrow();
-        if let Some(marker) = &*marker {
-            self.is_marked.set(true);
-            marker.wake_by_ref();
-        }
-        marker.is_some()
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use std::rc::Rc;
@@ -92,15 +80,18 @@ mod tests {
     #[test]
     fn one_write_of_a_turn_is_its_first() {
         assert!(!is_first_write(), "nobody marks the turns of this thread");
-        assert_eq!(present(), None);
         on_both_drivers(|| async {
             let marking = monoio::spawn(mark());
             let firsts: Rc<RefCell<Vec<bool>>> = Rc::default();
+            let numbers: Rc<RefCell<Vec<u64>>> = Rc::default();
             for _ in 0..3 {
                 monoio::time::sleep(std::time::Duration::from_millis(1)).await;
                 let writers = (0..4).map(|_| {
-                    let firsts = Rc::clone(&firsts);
-                    monoio::spawn(async move { firsts.borrow_mut().push(is_first_write()) })
+                    let (firsts, numbers) = (Rc::clone(&firsts), Rc::clone(&numbers));
+                    monoio::spawn(async move {
+                        firsts.borrow_mut().push(is_first_write());
+                        numbers.borrow_mut().push(number());
+                    })
                 });
                 for writer in writers.collect::<Vec<_>>() {
                     writer.await;
@@ -108,24 +99,9 @@ mod tests {
             }
             let a_turn = [true, false, false, false];
             assert_eq!(*firsts.borrow(), [a_turn, a_turn, a_turn].concat());
-            drop(marking);
-        });
-    }
-
-    /// Also where nothing is written in either.
-    #[test]
-    fn each_turn_has_a_number_of_its_own() {
-        on_both_drivers(|| async {
-            let marking = monoio::spawn(mark());
-            let mut numbers = Vec::new();
-            for _ in 0..3 {
-                monoio::time::sleep(std::time::Duration::from_millis(1)).await;
-                let both = [present(), present()];
-                assert!(both[0].is_some() && both[0] == both[1]);
-                numbers.push(both[0]);
-            }
-            numbers.dedup();
-            assert_eq!(numbers.len(), 3);
+            let first = numbers.borrow()[0];
+            let of_turns = [0, 1, 2].map(|turn| [first + turn; 4]);
+            assert_eq!(*numbers.borrow(), of_turns.concat());
             drop(marking);
         });
     }
