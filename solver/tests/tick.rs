@@ -427,6 +427,30 @@ fn standby_lists_and_allowances_leave_room_for_a_lost_engine() {
 }
 
 #[test]
+fn what_a_lost_engine_served_fits_into_the_allowances_of_the_others() {
+    // So large that allowances are rates and not chance: each frontend has an engine of its own.
+    let large = |text: String| text.replace("rps = 100,", "rps = 9000,");
+    let topology = topology(|text| large(text.replace("rps = 80,", "rps = 9000,")));
+    let mut state = TickState::new(&topology, 1);
+    let demand = [0.65, 0.6, 0.55].map(|full| full * 9_000.0);
+    pass(&topology, &mut state, &inputs(&topology, 1, demand));
+    for (frontend, own_rps) in demand.into_iter().enumerate() {
+        let policy = standing(&state, frontend);
+        let mut others_rps = 0.0;
+        for (weight, engine) in weights(policy).into_iter().zip(&policy.engines) {
+            if weight == 0.0 {
+                // All engines answer in 200 ms at any load.
+                others_rps += f64::from(engine.allowance) / (engine.network_ms + 200.0) * 1e3;
+            }
+        }
+        assert!(
+            others_rps >= own_rps,
+            "frontend {frontend}: {others_rps} of {own_rps} req/s"
+        );
+    }
+}
+
+#[test]
 fn a_penalty_lowers_a_capacity_and_is_named() {
     let topology = topology(|t| t);
     let mut state = TickState::new(&topology, 1);
