@@ -12,6 +12,7 @@ use rustls::pki_types::ServerName;
 
 use crate::config::Credential;
 use crate::decide::guard::GuardState;
+use crate::decide::penalty::Access;
 use crate::metrics::OutReason;
 
 /// The newest engine state and when it was read.
@@ -94,11 +95,8 @@ fn judge(
     let state = heard
         .seen
         .and_then(|seen| current_state(engine, seen, heard.now_ns, heard.max_age_ms));
-    let planned = match engine.state {
-        PlannedState::Out => Some(OutReason::Planned),
-        PlannedState::Draining => Some(OutReason::Draining),
-        PlannedState::Active | PlannedState::StandbyOnly => None,
-    };
+    let drains = (engine.state == PlannedState::Draining).then_some(OutReason::Draining);
+    let planned = (engine.state == PlannedState::Out).then_some(OutReason::Planned);
     let is_recent = |(_, age_ms): &(&EngineState, u64)| *age_ms <= own.after_ms;
     let health = match state.filter(is_recent) {
         Some((state, _)) => (state.health == Health::Down).then_some(OutReason::Down),
@@ -113,8 +111,12 @@ fn judge(
     };
     let found = (own.penalty)(engine);
     let penalty = state.map_or(found, |(state, _)| state.penalty.max(found));
-    let ejected = (penalty >= 1.0).then_some(OutReason::Ejected);
-    let reason = unusable.or(planned).or(health).or(ejected);
+    let ejected = ejected(penalty);
+    // What is down is mostly planned out for that: its own reason tells more. What only own checks say
+    // is taken back where nobody else is left, and what is planned is not.
+    let down = health.filter(|reason| *reason == OutReason::Down);
+    let reason = unusable.or(drains).or(down).or(planned);
+    let reason = reason.or(health).or(ejected);
     let draining = reason == Some(OutReason::Draining);
     Verdict {
         state: GuardState {
@@ -126,6 +128,29 @@ fn judge(
             ..GuardState::clear(engine.generation)
         },
         reason,
+    }
+}
+
+/// The reason of an engine from which a penalty takes all.
+fn ejected(penalty: f64) -> Option<OutReason> {
+    (penalty >= 1.0).then_some(OutReason::Ejected)
+}
+
+/// How far an engine can be used, penalties aside: `reason` is why it takes nothing if it does, `own`
+/// what own health checks say.
+#[must_use]
+pub(super) fn access(reason: Option<OutReason>, own: Health) -> Access {
+    match reason {
+        Some(OutReason::Down | OutReason::ProbeFailed) => Access::Down,
+        Some(
+            OutReason::UnknownCredential
+            | OutReason::BadServerName
+            | OutReason::Draining
+            | OutReason::Planned,
+        ) => Access::Closed,
+        // An engine is not closed for being ejected: that would keep it out for ever.
+        Some(OutReason::Ejected) | None if own == Health::Down => Access::Doubtful,
+        Some(OutReason::Ejected) | None => Access::Open,
     }
 }
 
@@ -156,7 +181,7 @@ fn keep_the_last(policy: &Policy, verdicts: &mut [Verdict]) {
     }
     for at in kept {
         if verdicts[at].reason == failed {
-            verdicts[at].reason = None;
+            verdicts[at].reason = ejected(verdicts[at].state.penalty);
             verdicts[at].state.out = false;
         }
     }
@@ -302,6 +327,41 @@ mod tests {
         };
         let verdict = verdicts(&policy, &BTreeMap::new(), &heard(None, SECOND_NS), &own)[0];
         assert_eq!((verdict.state.out, verdict.reason), (false, None));
+    }
+
+    #[test]
+    fn what_is_down_and_planned_out_for_it_is_down_and_what_drains_only_drains() {
+        let mut policy = fixture::policy(1, "A");
+        let mut reason = |planned, health, own: Health| {
+            policy.engines[0].state = planned;
+            let seen = seen(vec![state(0, health, 0)]);
+            let own = Own {
+                health: &|_| own,
+                ..NOTHING
+            };
+            let heard = heard(Some(&seen), SECOND_NS);
+            verdicts(&policy, &BTreeMap::new(), &heard, &own)[0].reason
+        };
+        use Health::{Down, Unknown, Up};
+        use PlannedState::{Active, Draining, Out};
+        assert_eq!(reason(Out, Down, Unknown), Some(OutReason::Down));
+        assert_eq!(reason(Out, Up, Unknown), Some(OutReason::Planned));
+        assert_eq!(reason(Out, Up, Down), Some(OutReason::Planned));
+        assert_eq!(reason(Draining, Down, Unknown), Some(OutReason::Draining));
+        let all = [
+            (Some(OutReason::Down), Up, Access::Down),
+            (Some(OutReason::ProbeFailed), Down, Access::Down),
+            (Some(OutReason::Planned), Down, Access::Closed),
+            (Some(OutReason::Draining), Up, Access::Closed),
+            (Some(OutReason::Ejected), Up, Access::Open),
+            (Some(OutReason::Ejected), Down, Access::Doubtful),
+            (None, Down, Access::Doubtful),
+            (None, Unknown, Access::Open),
+        ];
+        for (reason, own, expected) in all {
+            assert_eq!(access(reason, own), expected, "{reason:?}, {own:?}");
+        }
+        assert_eq!(reason(Active, Down, Unknown), Some(OutReason::Down));
     }
 
     #[test]

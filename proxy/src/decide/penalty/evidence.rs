@@ -36,6 +36,8 @@ pub enum Cause {
     Failures,
     /// A time of its is far above that of its peers.
     Slow(Signal),
+    /// Its health check fails. What was seen of it does not say so.
+    Down,
 }
 
 /// Times of one kind: how many, and the sum of ln(observed / predicted).
@@ -219,7 +221,7 @@ impl Evidence {
         finding.fresh = match finding.against {
             Some(Cause::Failures) => seen.faults > 0,
             Some(Cause::Slow(_)) => is_slow,
-            None => is_slow || seen.faults > 0,
+            Some(Cause::Down) | None => is_slow || seen.faults > 0,
         };
         finding.is_grave = match finding.against {
             Some(Cause::Failures) => {
@@ -233,7 +235,7 @@ impl Evidence {
                     .zip(level)
                     .is_some_and(|(recent, level)| recent - level >= GRAVE_LN)
             }
-            None => false,
+            Some(Cause::Down) | None => false,
         };
         // Where peers fail too, a row is as unlikely as a shorter one among peers that do not.
         let unlikely = share.ln() / RARE.ln();
