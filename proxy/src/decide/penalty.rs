@@ -22,7 +22,7 @@ pub use evidence::{Cause, LATE_FACTOR, Samples, Seen, Signal};
 pub use peers::{Comparison, MEASURED};
 
 use course::{Course, Look};
-use evidence::{Evidence, FAULTS_EVERYWHERE, Usual};
+use evidence::{Bounds, Evidence, FAULTS_EVERYWHERE, Usual};
 use peers::Peer;
 use share::Wanted;
 
@@ -250,8 +250,8 @@ impl Standing {
         rules: &Rules,
         (now_ns, dt_s): (u64, f64),
     ) -> Option<Action> {
-        let bar = self.bar(member.group);
-        let finding = self.evidence.weigh(&member.seen, usual, bar, dt_s);
+        let bounds = Bounds::new(self.bar(member.group), member.predicted_ns as f64 / 1e9);
+        let finding = self.evidence.weigh(&member.seen, usual, &bounds, dt_s);
         let level = usual.levels[Signal::FirstToken as usize].unwrap_or(0.0);
         // A measured prediction is a promise: nobody is late for being slower than faster peers.
         self.scale = match member.group {

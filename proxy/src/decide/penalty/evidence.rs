@@ -9,7 +9,8 @@
 //! about how long a window is.
 //!
 //! Answers that come together are slow together, so they do not count one by one: an engine casts a
-//! limited number of ballots a second, however many answers it gives.
+//! limited number of ballots a second, however many answers it gives. And what lasts less than most
+//! of a second is a hiccup of the engine, of its host or of this one, and not what it is like.
 
 /// A time that engines are compared by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -90,6 +91,15 @@ pub(super) struct Finding {
     pub(super) calm: bool,
 }
 
+/// From when on times speak against an engine.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Bounds {
+    /// Sums that do are multiplied by this: the less is known of what to expect, the higher.
+    bar: f64,
+    /// They do no sooner than so long after they began to, seconds.
+    lasts_s: f64,
+}
+
 /// Evidence about one engine.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Evidence {
@@ -100,6 +110,8 @@ pub(super) struct Evidence {
     ends: Mean,
     scores: [f64; Signal::COUNT],
     ballots: [f64; Signal::COUNT],
+    /// For how long each score has been more than nothing, seconds.
+    lasts_s: [f64; Signal::COUNT],
     fault_score: f64,
     faults_in_a_row: u64,
 }
@@ -122,6 +134,9 @@ const CLAMP_LN: f64 = 1.61;
 const BALLOTS_PER_S: f64 = 2.5;
 const BALLOTS_MOST: f64 = 1.5;
 
+/// What lasts less than this is a hiccup, seconds.
+const HICCUP_S: f64 = 0.75;
+
 /// Sum of log likelihood ratios at which failures speak against an engine, and its most: four where
 /// no peer fails, and one false step in some hours at ten attempts a second.
 const FAULT_BOUND: f64 = 11.5;
@@ -142,6 +157,15 @@ const RECENT_HALF_S: f64 = 1.5;
 const STEADY_HALF_S: f64 = 40.0;
 /// Samples that a mean needs before it says anything.
 const LEAST_SAMPLES: f64 = 2.0;
+
+impl Bounds {
+    /// Those of an engine whose first tokens are predicted after `predicted_s` seconds. What is late
+    /// there has lasted for some of that already.
+    pub(super) fn new(bar: f64, predicted_s: f64) -> Self {
+        let lasts_s = (HICCUP_S - (LATE_FACTOR - 1.0) * predicted_s).max(0.0);
+        Self { bar, lasts_s }
+    }
+}
 
 // === impl Evidence ===
 
@@ -192,14 +216,19 @@ impl Evidence {
         self.recent_ends.value()
     }
 
-    /// Compares what was seen in the last `dt_s` seconds with what is usual among its peers. The bounds
-    /// for times are multiplied by `bar`: the less is known of what to expect, the higher.
-    pub(super) fn weigh(&mut self, seen: &Seen, usual: &Usual, bar: f64, dt_s: f64) -> Finding {
+    /// Compares what was seen in the last `dt_s` seconds with what is usual among its peers.
+    pub(super) fn weigh(
+        &mut self,
+        seen: &Seen,
+        usual: &Usual,
+        bounds: &Bounds,
+        dt_s: f64,
+    ) -> Finding {
         let mut finding = Finding::default();
         let mut is_slow = false;
         for signal in Signal::ALL {
             let at = signal as usize;
-            let bound = SLOW_BOUNDS[at] * bar;
+            let bound = SLOW_BOUNDS[at] * bounds.bar;
             self.ballots[at] = (self.ballots[at] + BALLOTS_PER_S * dt_s).min(BALLOTS_MOST);
             if let Some(distance) = distance(signal, seen, usual) {
                 let count = seen.samples[at].count + late(signal, seen);
@@ -209,7 +238,11 @@ impl Evidence {
                 self.scores[at] = score.clamp(0.0, bound * SLOW_MOST);
                 is_slow |= distance > REFERENCE_LN;
             }
-            if self.scores[at] >= bound {
+            self.lasts_s[at] = match self.scores[at] > 0.0 {
+                true => self.lasts_s[at] + dt_s,
+                false => 0.0,
+            };
+            if self.scores[at] >= bound && self.lasts_s[at] >= bounds.lasts_s {
                 finding.against.get_or_insert(Cause::Slow(signal));
             }
         }
@@ -252,7 +285,7 @@ impl Evidence {
 
     /// Drops what was held against it; what is usual stays.
     pub(super) fn forget(&mut self) {
-        self.scores = Default::default();
+        (self.scores, self.lasts_s) = Default::default();
         self.fault_score = 0.0;
         self.faults_in_a_row = 0;
         (self.ends, self.recent_ends) = Default::default();
