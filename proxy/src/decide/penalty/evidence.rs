@@ -103,6 +103,7 @@ pub(super) struct Bounds {
 /// Evidence about one engine.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Evidence {
+    now: [Mean; Signal::COUNT],
     recent: [Mean; Signal::COUNT],
     steady: [Mean; Signal::COUNT],
     /// Faults among ended attempts.
@@ -134,6 +135,9 @@ const CLAMP_LN: f64 = 1.61;
 const BALLOTS_PER_S: f64 = 2.5;
 const BALLOTS_MOST: f64 = 1.5;
 
+/// What the mean of the last second is worse by, at least, where times speak against an engine: a
+/// factor of 1.65. When a slowdown by five has lasted for [`HICCUP_S`] it is so much.
+const WORSE_LN: f64 = 0.5;
 /// What lasts less than this is a hiccup, seconds.
 const HICCUP_S: f64 = 0.75;
 
@@ -153,6 +157,7 @@ const GRAVE_LN: f64 = 1.0;
 pub(super) const FAULTS_EVERYWHERE: f64 = 0.5;
 
 /// Time in which half of what made a mean is forgotten, seconds.
+const NOW_HALF_S: f64 = 0.75;
 const RECENT_HALF_S: f64 = 1.5;
 const STEADY_HALF_S: f64 = 40.0;
 /// Samples that a mean needs before it says anything.
@@ -180,6 +185,7 @@ impl Evidence {
                 samples.count += late;
                 samples.sum += late * (scale + CLAMP_LN);
             }
+            self.now[signal as usize].take(samples, NOW_HALF_S, dt_s);
             self.recent[signal as usize].take(samples, RECENT_HALF_S, dt_s);
             self.steady[signal as usize].take(samples, STEADY_HALF_S, dt_s);
         }
@@ -242,7 +248,8 @@ impl Evidence {
                 true => self.lasts_s[at] + dt_s,
                 false => 0.0,
             };
-            if self.scores[at] >= bound && self.lasts_s[at] >= bounds.lasts_s {
+            let tells = self.scores[at] >= bound && self.lasts_s[at] >= bounds.lasts_s;
+            if tells && self.is_worse(signal, usual) {
                 finding.against.get_or_insert(Cause::Slow(signal));
             }
         }
@@ -283,13 +290,21 @@ impl Evidence {
         finding
     }
 
+    /// Whether its times of the last second are longer than is usual by as much as matters, as far as
+    /// they tell. A sum of looks of which some are bad can come up where their mean is well.
+    fn is_worse(&self, signal: Signal, usual: &Usual) -> bool {
+        let at = signal as usize;
+        let now = self.now[at].value().zip(usual.levels[at]);
+        now.is_none_or(|(now, level)| now - level >= WORSE_LN)
+    }
+
     /// Drops what was held against it; what is usual stays.
     pub(super) fn forget(&mut self) {
         (self.scores, self.lasts_s) = Default::default();
         self.fault_score = 0.0;
         self.faults_in_a_row = 0;
         (self.ends, self.recent_ends) = Default::default();
-        self.recent = Default::default();
+        (self.now, self.recent) = Default::default();
     }
 
     /// Counts how attempts ended, where this share of its peers' fail: by the logarithm of how much

@@ -84,6 +84,27 @@ fn a_hiccup_is_no_evidence_however_many_wait_for_its_end() {
 }
 
 #[test]
+fn times_that_are_well_on_the_mean_are_no_evidence_whatever_some_looks_say() {
+    // Seven looks with one answer five times too slow, then one with thirty that are quick.
+    let slow = times(Signal::FirstToken, 1.0, 5.0);
+    let quick = times(Signal::FirstToken, 30.0, 0.9);
+    let mut evidence = Evidence::default();
+    let mut most: f64 = 0.0;
+    for look in 0..400 {
+        let seen = if look < 30 || look % 8 == 7 {
+            &quick
+        } else {
+            &slow
+        };
+        evidence.absorb(seen, 0.0, 0.1);
+        let finding = evidence.weigh(seen, &USUAL, &BOUNDS, 0.1);
+        assert_eq!(finding.against, None, "look {look}: {evidence:?}");
+        most = most.max(evidence.scores[0]);
+    }
+    assert!(most >= SLOW_BOUNDS[0], "{most}: looks alone tell otherwise");
+}
+
+#[test]
 fn late_waits_count_as_slow_answers() {
     let late = Seen {
         late: 1,
