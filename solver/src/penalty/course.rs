@@ -20,8 +20,8 @@ const FALLS_PER_S: f64 = 0.025;
 /// Mean of what hosts take by themselves from which this follows them: most of them agree then, and
 /// it is no bad way of one host's.
 const AGREED: f64 = 0.5;
-/// Means of what hosts take that differ by less are the same.
-const ALIKE: f64 = 1e-3;
+/// Hosts that take so much more again have found it bad again: less is how their looks fall.
+const AGAIN: f64 = 0.25;
 /// Longest pass that counts, seconds: after a pause nothing leaps.
 const MOST_PASS_S: f64 = 4.0;
 /// How long a penalty stands without evidence before it is tried without, at first and at most,
@@ -30,7 +30,7 @@ const HOLD_NS: (u64, u64) = (60_000_000_000, 600_000_000_000);
 /// An engine that was well for so long is held as at first, nanoseconds.
 const FORGIVEN_NS: u64 = 600_000_000_000;
 /// What hosts still take so long after an outage is no part of a return from it, nanoseconds.
-const EXCUSED_NS: u64 = 60_000_000_000;
+const EXCUSED_NS: u64 = 40_000_000_000;
 
 /// The course of one engine's penalty.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -86,7 +86,7 @@ impl Course {
     /// Takes in the mean of what hosts take by themselves; whether it is so much that it is followed.
     pub(super) fn hear(&mut self, local: f64, now_ns: u64) -> bool {
         let (excused, until_ns) = self.excused;
-        let is_excused = now_ns < until_ns && local <= excused + ALIKE;
+        let is_excused = now_ns < until_ns && local < excused + AGAIN;
         self.excused.0 = excused.min(local);
         local >= AGREED && !is_excused
     }
@@ -265,13 +265,13 @@ mod tests {
         assert_eq!(penalties(&mut course, &back), [0.0; 10]);
         // They found it bad again: that is new.
         out(&mut course);
-        let again = penalties(&mut course, &[1.0, 0.8, 0.6, 0.7, 0.95]);
-        assert_eq!(again, [0.0, 0.0, 0.0, 0.25, 0.5]);
-        // What they hold on to for a minute is no return.
+        let again = penalties(&mut course, &[0.9, 1.0, 0.6, 0.7, 0.85, 0.95]);
+        assert_eq!(again, [0.0, 0.0, 0.0, 0.0, 0.25, 0.5]);
+        // What they hold on to for forty seconds is no return.
         let mut course = Course::default();
         out(&mut course);
         let held = penalties(&mut course, &[1.0; 40]);
-        assert_eq!(held.iter().position(|p| *p > 0.0), Some(29), "{held:?}");
+        assert_eq!(held.iter().position(|p| *p > 0.0), Some(19), "{held:?}");
         assert_eq!(held[39], MOST);
     }
 
