@@ -151,6 +151,9 @@ impl Pool {
         for (e, one) in self.engines.iter_mut().enumerate() {
             if !usable[e] {
                 one.tests = Default::default();
+                // How attempts ended while it was out says nothing of it afterwards, nor to its peers.
+                one.failures = Default::default();
+                one.cause = None;
                 one.course.pause(now_ns);
                 continue;
             }

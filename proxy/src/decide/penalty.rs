@@ -8,7 +8,9 @@
 //! predicted for the request at the engine's load ([`crate::decide::expect`]).
 //!
 //! This is not load balancing: no penalty follows load, and an engine at its allowance is the
-//! guard's matter. Nor is it a health check: that an engine is down is known, not inferred.
+//! guard's matter. Nor is it a health check: that an engine is down is known, not inferred. But an
+//! outage is an ejection however it was found: what was down comes back by trial and gradually, and
+//! each time later.
 
 mod course;
 mod evidence;
@@ -20,7 +22,7 @@ pub use evidence::{Cause, LATE_FACTOR, Samples, Seen, Signal};
 pub use peers::{Comparison, MEASURED};
 
 use course::{Course, Look};
-use evidence::{Evidence, FAULTS_EVERYWHERE, Usual};
+use evidence::{Bounds, Evidence, FAULTS_EVERYWHERE, Usual};
 use peers::Peer;
 use share::Wanted;
 
@@ -70,10 +72,26 @@ pub struct Member {
     pub group: u32,
     /// Work it can do, any unit that all share.
     pub capacity: f64,
-    /// Its health check fails, or it takes nothing for another reason.
-    pub is_down: bool,
+    /// How far it can be used.
+    pub access: Access,
     /// Largest predicted time to first token, nanoseconds.
     pub predicted_ns: u64,
+}
+
+/// How far an engine can be used, penalties aside.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Access {
+    /// As planned.
+    #[default]
+    Open,
+    /// An own health check fails that is not believed, or not yet: it is used, but does not come
+    /// back from an ejection.
+    Doubtful,
+    /// It takes nothing for a reason that is no fault of its own: it drains, is planned out, or this
+    /// host cannot speak to it.
+    Closed,
+    /// Its health check fails.
+    Down,
 }
 
 /// One engine's standing.
@@ -135,7 +153,7 @@ pub fn look(
             since_ns: standing.course.since_ns(),
             capacity: member.capacity,
             looks_bad: standing.looks_bad(),
-            is_down: member.is_down,
+            is_down: member.access != Access::Open,
         })
         .collect();
     let given = share::allot(&wanted, classes, rules.most_share);
@@ -232,8 +250,8 @@ impl Standing {
         rules: &Rules,
         (now_ns, dt_s): (u64, f64),
     ) -> Option<Action> {
-        let bar = self.bar(member.group);
-        let finding = self.evidence.weigh(&member.seen, usual, bar, dt_s);
+        let bounds = Bounds::new(self.bar(member.group), member.predicted_ns as f64 / 1e9);
+        let finding = self.evidence.weigh(&member.seen, usual, &bounds, dt_s);
         let level = usual.levels[Signal::FirstToken as usize].unwrap_or(0.0);
         // A measured prediction is a promise: nobody is late for being slower than faster peers.
         self.scale = match member.group {
@@ -244,7 +262,7 @@ impl Standing {
         let look = Look {
             now_ns,
             finding,
-            is_down: member.is_down,
+            access: member.access,
             is_free: self.is_free,
             patience_ns: PATIENCE_NS.saturating_add(predicted_ns as u64),
         };

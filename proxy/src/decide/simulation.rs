@@ -22,7 +22,7 @@ use crate::decide::guard::{GuardState, GuardTable, GuardWord};
 use crate::decide::index::PolicyIndex;
 use crate::decide::mix::mix;
 use crate::decide::penalty::{
-    self, Comparison, LATE_FACTOR, MEASURED, Member, Rules, Seen, Signal, Standing,
+    self, Access, Comparison, LATE_FACTOR, MEASURED, Member, Rules, Seen, Signal, Standing,
 };
 use crate::decide::retry::{self, AttemptEnd, Connection, CutOff, Next, RetryRules};
 use crate::decide::retry_budget::{CALM_FRACTION, RetryBudgets};
@@ -351,7 +351,7 @@ impl Simulation {
             seen: *seen,
             group: MEASURED,
             capacity: 1.0,
-            is_down: false,
+            access: Access::Open,
             predicted_ns: BASE_NS,
         };
         let members: Vec<Member> = self.seen.iter().map(member).collect();

@@ -12,6 +12,7 @@ use rustls::pki_types::ServerName;
 
 use crate::config::Credential;
 use crate::decide::guard::GuardState;
+use crate::decide::penalty::Access;
 use crate::metrics::OutReason;
 
 /// The newest engine state and when it was read.
@@ -94,11 +95,8 @@ fn judge(
     let state = heard
         .seen
         .and_then(|seen| current_state(engine, seen, heard.now_ns, heard.max_age_ms));
-    let planned = match engine.state {
-        PlannedState::Out => Some(OutReason::Planned),
-        PlannedState::Draining => Some(OutReason::Draining),
-        PlannedState::Active | PlannedState::StandbyOnly => None,
-    };
+    let drains = (engine.state == PlannedState::Draining).then_some(OutReason::Draining);
+    let planned = (engine.state == PlannedState::Out).then_some(OutReason::Planned);
     let is_recent = |(_, age_ms): &(&EngineState, u64)| *age_ms <= own.after_ms;
     let health = match state.filter(is_recent) {
         Some((state, _)) => (state.health == Health::Down).then_some(OutReason::Down),
@@ -113,8 +111,11 @@ fn judge(
     };
     let found = (own.penalty)(engine);
     let penalty = state.map_or(found, |(state, _)| state.penalty.max(found));
-    let ejected = (penalty >= 1.0).then_some(OutReason::Ejected);
-    let reason = unusable.or(planned).or(health).or(ejected);
+    let ejected = ejected(penalty);
+    // What is down is mostly planned out for that: its own reason tells more.
+    let down = health.filter(|reason| *reason == OutReason::Down);
+    let reason = unusable.or(drains).or(down).or(planned);
+    let reason = reason.or(health).or(ejected);
     let draining = reason == Some(OutReason::Draining);
     Verdict {
         state: GuardState {
@@ -129,11 +130,38 @@ fn judge(
     }
 }
 
-/// Where own health checks leave a class without any engine, they are not believed there: when all
-/// fail at once it is more likely this host that reaches nobody, and requests find out soon enough.
+/// The reason of an engine from which a penalty takes all.
+fn ejected(penalty: f64) -> Option<OutReason> {
+    (penalty >= 1.0).then_some(OutReason::Ejected)
+}
+
+/// How far an engine can be used, penalties aside: `reason` is why it takes nothing if it does, `own`
+/// what own health checks say.
+#[must_use]
+pub(super) fn access(reason: Option<OutReason>, own: Health) -> Access {
+    match reason {
+        Some(OutReason::Down | OutReason::ProbeFailed) => Access::Down,
+        Some(
+            OutReason::UnknownCredential
+            | OutReason::BadServerName
+            | OutReason::Draining
+            | OutReason::Planned,
+        ) => Access::Closed,
+        // An engine is not closed for being ejected: that would keep it out for ever.
+        Some(OutReason::Ejected) | None if own == Health::Down => Access::Doubtful,
+        Some(OutReason::Ejected) | None => Access::Open,
+    }
+}
+
+/// Where health checks leave a class without any engine, they are not believed there, whoever made
+/// them: when all fail at once it is more likely who asks that reaches nobody, and requests find out
+/// soon enough.
 fn keep_the_last(policy: &Policy, verdicts: &mut [Verdict]) {
-    let failed = Some(OutReason::ProbeFailed);
-    if !verdicts.iter().any(|verdict| verdict.reason == failed) {
+    let is_said = |verdict: &Verdict| {
+        let said = [OutReason::Down, OutReason::ProbeFailed];
+        verdict.reason.is_some_and(|reason| said.contains(&reason))
+    };
+    if !verdicts.iter().any(is_said) {
         return;
     }
     let position = |slot| {
@@ -155,8 +183,8 @@ fn keep_the_last(policy: &Policy, verdicts: &mut [Verdict]) {
         }
     }
     for at in kept {
-        if verdicts[at].reason == failed {
-            verdicts[at].reason = None;
+        if is_said(&verdicts[at]) {
+            verdicts[at].reason = ejected(verdicts[at].state.penalty);
             verdicts[at].state.out = false;
         }
     }
@@ -209,228 +237,4 @@ fn current_state<'a>(
 }
 
 #[cfg(test)]
-mod tests {
-    use pointsman_shm::id::{EngineSlot, Generation};
-
-    use super::*;
-    use crate::sentinel::fixture;
-
-    const SECOND_NS: u64 = 1_000_000_000;
-
-    fn state(slot: u16, health: Health, health_age_ms: u32) -> EngineState {
-        EngineState {
-            slot: EngineSlot(slot),
-            generation: Generation(1),
-            health,
-            ready_replicas: None,
-            running: None,
-            waiting: None,
-            kv_use: None,
-            penalty: 0.25,
-            health_age_ms,
-            load_age_ms: u32::MAX,
-        }
-    }
-
-    fn seen(engines: Vec<EngineState>) -> Seen {
-        Seen {
-            states: EngineStates {
-                version: 1,
-                epoch: 1,
-                engines,
-            },
-            at_ns: SECOND_NS,
-            age_ns: 0,
-        }
-    }
-
-    const NOTHING: Own<'static> = Own {
-        penalty: &|_| 0.0,
-        health: &|_| Health::Unknown,
-        after_ms: 5_000,
-    };
-
-    fn heard(seen: Option<&Seen>, now_ns: u64) -> Heard<'_> {
-        Heard {
-            seen,
-            now_ns,
-            max_age_ms: 30_000,
-        }
-    }
-
-    fn verdict(policy: &Policy, seen: Option<&Seen>, now_ns: u64) -> Verdict {
-        verdicts(policy, &BTreeMap::new(), &heard(seen, now_ns), &NOTHING)[0]
-    }
-
-    #[test]
-    fn own_checks_count_where_the_control_planes_word_is_old() {
-        let mut policy = fixture::policy(1, "A");
-        policy.engines.push(fixture::engine(1, "e1"));
-        let mut other = policy.classes[0].eligible[0];
-        other.engine = EngineSlot(1);
-        other.pair.0 = 1;
-        policy.classes[0].eligible.push(other);
-        let reason = |health: Health, own: Health, age_ms: u32| {
-            let seen = seen(vec![state(0, health, age_ms)]);
-            let health = |engine: &Engine| match engine.slot {
-                EngineSlot(0) => own,
-                _ => Health::Unknown,
-            };
-            let own = Own {
-                health: &health,
-                ..NOTHING
-            };
-            let heard = heard(Some(&seen), SECOND_NS);
-            verdicts(&policy, &BTreeMap::new(), &heard, &own)[0].reason
-        };
-        use Health::{Down, Unknown, Up};
-        assert_eq!(reason(Up, Down, 5_000), None);
-        assert_eq!(reason(Up, Down, 5_001), Some(OutReason::ProbeFailed));
-        assert_eq!(reason(Down, Up, 5_000), Some(OutReason::Down));
-        assert_eq!(reason(Down, Up, 5_001), None);
-        assert_eq!(reason(Down, Unknown, 5_001), Some(OutReason::Down));
-        assert_eq!(reason(Up, Unknown, 5_001), None);
-        assert_eq!(reason(Up, Down, u32::MAX), Some(OutReason::ProbeFailed));
-    }
-
-    #[test]
-    fn where_own_checks_of_all_engines_fail_none_is_left_out() {
-        let policy = fixture::policy(1, "A");
-        let own = Own {
-            health: &|_| Health::Down,
-            ..NOTHING
-        };
-        let verdict = verdicts(&policy, &BTreeMap::new(), &heard(None, SECOND_NS), &own)[0];
-        assert_eq!((verdict.state.out, verdict.reason), (false, None));
-    }
-
-    #[test]
-    fn the_larger_of_own_and_pooled_penalty_counts_and_the_whole_is_told() {
-        let policy = fixture::policy(1, "A");
-        let seen = seen(vec![state(0, Health::Up, 0)]);
-        let penalty = |found: f64| {
-            let own = Own {
-                penalty: &move |_| found,
-                ..NOTHING
-            };
-            let heard = heard(Some(&seen), SECOND_NS);
-            let verdict = verdicts(&policy, &BTreeMap::new(), &heard, &own)[0];
-            (verdict.state.penalty, verdict.state.out, verdict.reason)
-        };
-        assert_eq!(penalty(0.1), (0.25, false, None));
-        assert_eq!(penalty(0.75), (0.75, false, None));
-        assert_eq!(penalty(1.0), (1.0, false, Some(OutReason::Ejected)));
-    }
-
-    #[test]
-    fn ages_are_of_the_engine_and_only_recent_queues_count() {
-        let policy = fixture::policy(1, "A");
-        let engine = &policy.engines[0];
-        let mut seen = seen(vec![state(0, Health::Up, 700)]);
-        assert_eq!(seen.health_age_ms(engine, 2 * SECOND_NS), Some(1_700));
-        assert_eq!(seen.load_of(engine, 2 * SECOND_NS), None, "never seen");
-        seen.states.engines[0].load_age_ms = 500;
-        assert!(seen.load_of(engine, 3 * SECOND_NS).is_some());
-        assert!(seen.load_of(engine, 4 * SECOND_NS).is_none());
-        seen.states.engines[0].health_age_ms = u32::MAX;
-        assert_eq!(seen.health_age_ms(engine, 2 * SECOND_NS), None);
-    }
-
-    #[test]
-    fn an_engine_without_news_is_used_as_planned() {
-        let policy = fixture::policy(1, "A");
-        let expected = Verdict {
-            state: GuardState::clear(policy.engines[0].generation),
-            reason: None,
-        };
-        assert_eq!(verdict(&policy, None, SECOND_NS), expected);
-    }
-
-    #[test]
-    fn down_counts_until_it_is_too_old() {
-        let policy = fixture::policy(1, "A");
-        let seen = seen(vec![state(0, Health::Down, 1_000)]);
-        let fresh = verdict(&policy, Some(&seen), 30 * SECOND_NS);
-        assert_eq!(
-            (fresh.state.out, fresh.reason),
-            (true, Some(OutReason::Down))
-        );
-        assert_eq!(fresh.state.penalty, 0.25);
-        let old = verdict(&policy, Some(&seen), 31 * SECOND_NS);
-        assert_eq!((old.state.out, old.reason), (false, None));
-        assert_eq!(old.state.penalty, 0.0);
-    }
-
-    #[test]
-    fn news_that_was_old_when_it_was_read_does_not_count() {
-        let policy = fixture::policy(1, "A");
-        let mut seen = seen(vec![state(0, Health::Down, 1_000)]);
-        seen.age_ns = 29 * SECOND_NS;
-        let reason = |seen: &Seen| verdict(&policy, Some(seen), SECOND_NS).reason;
-        assert_eq!(reason(&seen), Some(OutReason::Down));
-        seen.age_ns += 1_000_000;
-        assert_eq!(reason(&seen), None);
-    }
-
-    #[test]
-    fn news_about_another_life_of_the_slot_says_nothing() {
-        let mut policy = fixture::policy(1, "A");
-        policy.engines[0].generation = Generation(2);
-        let seen = seen(vec![state(0, Health::Down, 0)]);
-        assert_eq!(verdict(&policy, Some(&seen), SECOND_NS).reason, None);
-    }
-
-    #[test]
-    fn planned_states_become_their_words() {
-        let mut policy = fixture::policy(1, "A");
-        let mut judged = |planned| {
-            policy.engines[0].state = planned;
-            let verdict = verdict(&policy, None, 0);
-            let GuardState {
-                out,
-                draining,
-                standby_only,
-                ..
-            } = verdict.state;
-            (out, draining, standby_only, verdict.reason)
-        };
-        assert_eq!(judged(PlannedState::Active), (false, false, false, None));
-        assert_eq!(
-            judged(PlannedState::StandbyOnly),
-            (false, false, true, None)
-        );
-        let draining = (false, true, false, Some(OutReason::Draining));
-        assert_eq!(judged(PlannedState::Draining), draining);
-        assert_eq!(
-            judged(PlannedState::Out),
-            (true, false, false, Some(OutReason::Planned))
-        );
-    }
-
-    #[test]
-    fn an_unknown_credential_takes_the_engine_out_here() {
-        let mut policy = fixture::policy(1, "A");
-        policy.engines[0].credential = "gpu-cloud".to_owned();
-        let out = verdict(&policy, None, 0);
-        assert_eq!(
-            (out.state.out, out.reason),
-            (true, Some(OutReason::UnknownCredential))
-        );
-        let known = BTreeMap::from([("gpu-cloud".to_owned(), Credential::default())]);
-        let verdicts = verdicts(&policy, &known, &heard(None, 0), &NOTHING);
-        assert_eq!(verdicts[0].reason, None);
-    }
-
-    #[test]
-    fn a_name_that_no_certificate_can_have_takes_the_engine_out_here() {
-        let mut policy = fixture::policy(1, "A");
-        policy.engines[0].protocol = Protocol::Http2Tls;
-        policy.engines[0].sni = "no name".to_owned();
-        assert_eq!(
-            verdict(&policy, None, 0).reason,
-            Some(OutReason::BadServerName)
-        );
-        policy.engines[0].sni = "engine.example".to_owned();
-        assert_eq!(verdict(&policy, None, 0).reason, None);
-    }
-}
+mod tests;

@@ -29,7 +29,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use pointsman_shm::engine_state::{EngineStates, Health};
+use pointsman_shm::engine_state::EngineStates;
 use pointsman_shm::id::EngineSlot;
 use pointsman_shm::policy::{Engine, PlannedState, Policy};
 use pointsman_shm::region::Kind;
@@ -40,7 +40,7 @@ use crate::config::Config;
 use crate::decide::allowance::Allowances;
 use crate::decide::expect::Outlooks;
 use crate::decide::guard::{GuardTable, GuardWord};
-use crate::metrics::{OutReason, ProcessMetrics, Rung, ShardMetrics};
+use crate::metrics::{ProcessMetrics, Rung, ShardMetrics};
 use crate::policy::Publisher;
 use crate::secrets::SecretsHandle;
 use crate::signals::{SignalsHandle, SignalsSender};
@@ -398,24 +398,23 @@ impl Sentinel {
         else {
             return;
         };
-        let engines = &adopted.policy.engines;
+        let listed = &adopted.policy.engines;
         let (seen, verdicts) = (self.seen.as_ref(), &self.verdicts);
-        // An engine is not down for being ejected: that would keep it out for ever.
-        let is_down = |at: usize| {
+        let access = |at: usize| {
             let reason = verdicts.get(at).and_then(|(_, verdict)| verdict.reason);
-            let engine = &engines[at];
+            let engine = &listed[at];
             let own = self.probes.health(engine.slot, engine.generation, now_ns);
-            reason.is_some_and(|reason| reason != OutReason::Ejected) || own == Health::Down
+            engines::access(reason, own)
         };
         let waiting = |at: usize| {
-            let state = seen.and_then(|seen| seen.load_of(&engines[at], now_ns));
+            let state = seen.and_then(|seen| seen.load_of(&listed[at], now_ns));
             state.and_then(|state| state.waiting).unwrap_or(0)
         };
         let sources = penalise::Sources {
             shards: &self.shared.shards,
             signals: self.signals.as_ref().map(|signals| &signals.writer),
             outlooks: &self.shared.outlooks,
-            is_down: &is_down,
+            access: &access,
             waiting: &waiting,
         };
         let rules = &config.penalties.rules;

@@ -14,7 +14,7 @@ use pointsman_shm::signals::{Outcome, SignalsWriter};
 use crate::decide::blame::{Blame, blame};
 use crate::decide::expect::{Backlog, Outlook, Outlooks, log_ratio};
 use crate::decide::penalty::{
-    self, Action, Cause, Comparison, MEASURED, Member, Rules, Samples, Seen, Signal, Stage,
+    self, Access, Action, Cause, Comparison, MEASURED, Member, Rules, Samples, Seen, Signal, Stage,
     Standing,
 };
 use crate::metrics::{EnginePenalty, EvidenceTotals, ShardMetrics, TimeKind};
@@ -70,8 +70,8 @@ pub(super) struct Sources<'a> {
     pub(super) shards: &'a [Arc<ShardMetrics>],
     pub(super) signals: Option<&'a SignalsWriter>,
     pub(super) outlooks: &'a Outlooks,
-    /// Whether an engine cannot be used for another reason, by its position.
-    pub(super) is_down: &'a dyn Fn(usize) -> bool,
+    /// How far an engine can be used, penalties aside, by its position.
+    pub(super) access: &'a dyn Fn(usize) -> Access,
     /// Requests that an engine says are waiting in it, by its position.
     pub(super) waiting: &'a dyn Fn(usize) -> u32,
 }
@@ -122,7 +122,7 @@ impl Penalties {
                 seen,
                 group: engine.plan.group,
                 capacity: engine.plan.capacity,
-                is_down: (sources.is_down)(at),
+                access: (sources.access)(at),
                 predicted_ns: engine.plan.predicted_ns,
             });
             let standing = &self.standings[at];
@@ -312,6 +312,7 @@ fn tell(engine: &str, standing: &Standing, action: Action) {
 fn cause_label(cause: Cause) -> &'static str {
     match cause {
         Cause::Failures => "failures",
+        Cause::Down => "down",
         Cause::Slow(Signal::FirstToken) => "first_token",
         Cause::Slow(Signal::Whole) => "whole_answer",
         Cause::Slow(Signal::Gap) => "token_gap",

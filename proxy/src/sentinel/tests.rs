@@ -1,6 +1,6 @@
 //! The sentinel against real region files, turned by hand.
 
-use pointsman_shm::engine_state::EngineState;
+use pointsman_shm::engine_state::{EngineState, Health};
 use pointsman_shm::id::Generation;
 use pointsman_shm::region::{Stamp, Writer};
 
@@ -21,21 +21,22 @@ struct World {
 
 impl World {
     fn new() -> Self {
-        Self::on(Arc::new(tempfile::tempdir().unwrap()))
+        Self::on(Arc::new(tempfile::tempdir().unwrap()), "")
     }
 
     /// Another process of the same host.
     fn beside(other: &Self) -> Self {
         Self {
             now_ns: other.now_ns,
-            ..Self::on(Arc::clone(&other.dir))
+            ..Self::on(Arc::clone(&other.dir), "")
         }
     }
 
-    fn on(dir: Arc<tempfile::TempDir>) -> Self {
+    /// In this folder, with more lines of configuration.
+    fn on(dir: Arc<tempfile::TempDir>, more: &str) -> Self {
         let text = format!(
             "frontend = 'A'\nlisten = ['127.0.0.1:0']\nshards = 1\nrun_dir = '{0}/run'\n\
-             state_dir = '{0}/state'\n",
+             state_dir = '{0}/state'\n{more}",
             dir.path().display()
         );
         let host = crate::config::Host { cores: 1 };
@@ -161,17 +162,47 @@ fn a_policy_for_another_frontend_is_counted_and_ignored() {
 
 #[test]
 fn engine_state_becomes_guard_words_and_wears_off() {
-    let mut world = World::new();
-    let _policy = world.publish(1);
+    let dir = Arc::new(tempfile::tempdir().unwrap());
+    let mut world = World::on(dir, "[probes]\nenabled = false\n");
+    let (policy, states) = two_engines(1, PlannedState::Active, Health::Down);
+    let stamp = Stamp {
+        version: 1,
+        epoch: 1,
+    };
+    let mut policies = world.writer(Kind::Policy);
+    policies.publish(stamp, &policy).unwrap();
     world.sentinel.first_look().unwrap();
     world.turn();
     let word = |world: &World| world.guard.load(EngineSlot(0)).unpack();
     assert!(!word(&world).out);
     let mut writer = world.writer(Kind::Engines);
-    let down = EngineState {
-        slot: EngineSlot(0),
+    writer.publish(stamp, &states).unwrap();
+    world.turn();
+    assert!(word(&world).out);
+    assert_eq!(world.process.labels().engines[0].out, Some(OutReason::Down));
+    world.now_ns += 31_000_000_000;
+    world.turn();
+    assert!(!word(&world).out);
+    // Its ejection ends by trial, as ever.
+    let out = world.process.labels().engines[0].out;
+    assert_ne!(out, Some(OutReason::Down));
+}
+
+/// A policy of two engines for one class, and a state that says of the first how it is.
+fn two_engines(version: u64, first: PlannedState, health: Health) -> (Vec<u8>, Vec<u8>) {
+    let mut policy = fixture::policy(version, "A");
+    policy.engines.push(fixture::engine(1, "e1"));
+    policy.engines[0].state = first;
+    let class = &mut policy.classes[0];
+    class.eligible[0].weight = 0.5;
+    let mut other = class.eligible[0];
+    (other.engine, other.pair.0) = (EngineSlot(1), 1);
+    class.eligible.push(other);
+    class.table[32..].fill(EngineSlot(1));
+    let state = |slot, health| EngineState {
+        slot: EngineSlot(slot),
         generation: Generation(1),
-        health: Health::Down,
+        health,
         ready_replicas: None,
         running: None,
         waiting: None,
@@ -181,26 +212,57 @@ fn engine_state_becomes_guard_words_and_wears_off() {
         load_age_ms: u32::MAX,
     };
     let states = EngineStates {
-        version: 1,
+        version,
         epoch: 1,
-        engines: vec![down],
+        engines: vec![state(0, health), state(1, Health::Up)],
     };
-    writer
-        .publish(
-            Stamp {
-                version: 1,
-                epoch: 1,
-            },
-            &states.encode(),
-        )
-        .unwrap();
-    world.turn();
-    assert!(word(&world).out);
-    assert_eq!(world.process.labels().engines[0].out, Some(OutReason::Down));
-    world.now_ns += 31_000_000_000;
-    world.turn();
-    assert!(!word(&world).out);
-    assert_eq!(world.process.labels().engines[0].out, None);
+    (policy.encode(), states.encode())
+}
+
+#[test]
+fn what_was_down_or_drained_comes_back_over_ten_seconds_and_within_a_minute() {
+    for (state, health) in [
+        (PlannedState::Active, Health::Down),
+        (PlannedState::Draining, Health::Up),
+        (PlannedState::Out, Health::Up),
+    ] {
+        // Nobody listens at the engines' addresses, which own checks would find out.
+        let dir = Arc::new(tempfile::tempdir().unwrap());
+        let mut world = World::on(dir, "[probes]\nenabled = false\n");
+        let (mut policies, mut states) = (world.writer(Kind::Policy), world.writer(Kind::Engines));
+        let mut tell = |version, state, health| {
+            let (policy, engines) = two_engines(version, state, health);
+            let stamp = Stamp { version, epoch: 1 };
+            std::thread::sleep(Duration::from_millis(25));
+            policies.publish(stamp, &policy).unwrap();
+            states.publish(stamp, &engines).unwrap();
+        };
+        tell(1, state, health);
+        world.sentinel.first_look().unwrap();
+        let word = |world: &World| world.guard.load(EngineSlot(0)).unpack();
+        for _ in 0..20 {
+            world.turn();
+            let word = word(&world);
+            assert!(word.out || word.draining, "{state:?} {word:?}");
+        }
+        tell(2, PlannedState::Active, Health::Up);
+        let mut shares = Vec::new();
+        while shares.last() != Some(&1.0) && shares.len() < 600 {
+            world.now_ns += HOUSEKEEPING_NS;
+            world.sentinel.turn(world.now_ns);
+            world.shard.refresh();
+            world.shard.store_running();
+            let word = word(&world);
+            let is_open = !word.out && !word.draining;
+            shares.push(if is_open { 1.0 - word.penalty } else { 0.0 });
+        }
+        assert_eq!(shares.last(), Some(&1.0), "{state:?}: {shares:?}");
+        // It may be open for one turn before its penalty is seen to.
+        let shares = &shares[1..];
+        assert!(shares.is_sorted(), "{state:?}: {shares:?}");
+        assert!(shares[0] <= 0.05 + 1e-6, "{state:?}: {shares:?}");
+        assert!(shares.len() >= 100, "{state:?}: {} turns", shares.len());
+    }
 }
 
 #[test]

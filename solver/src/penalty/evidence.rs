@@ -90,6 +90,8 @@ pub(super) enum Says {
     Nothing,
     /// It is no worse than its peers.
     Well,
+    /// That it was bad is known from hosts alone, and so is what it is now.
+    AsHosts,
     /// It is much worse than its peers.
     Outlier,
 }

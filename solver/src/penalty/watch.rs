@@ -1,7 +1,7 @@
 //! One engine: what it was given, what was to be expected of it, and what its tests say.
 
 use super::Cause;
-use super::course::{Course, MOST, follows};
+use super::course::{Course, MOST};
 use super::evidence::{Failures, Observed, Says, Sums, Times, Typical};
 use super::look::{Look, Part};
 use super::peers::Peer;
@@ -169,15 +169,17 @@ impl One {
 
     /// One pass on: what tests say, and what hosts take by themselves, become a penalty.
     pub(super) fn go_on(&mut self, local: f64, now_ns: u64, pass_s: f64) {
+        let followed = self.course.hear(local, now_ns);
+        if followed {
+            self.cause.get_or_insert(Cause::Hosts);
+        }
         let says = self.says();
-        self.course.go_on(says, local, now_ns, pass_s);
+        self.course.go_on(says, (local, followed), (now_ns, pass_s));
         if says == Says::Outlier && self.course.penalty() >= MOST {
             self.tests.iter_mut().for_each(Sums::acted_on);
         }
         if self.course.penalty() <= 0.0 {
             self.cause = None;
-        } else if follows(local) {
-            self.cause.get_or_insert(Cause::Hosts);
         }
     }
 
@@ -187,7 +189,7 @@ impl One {
         let says = self.tests.map(|sums| sums.says());
         match self.cause {
             _ if says.contains(&Says::Outlier) => Says::Outlier,
-            Some(Cause::Hosts) => Says::Well,
+            Some(Cause::Hosts) => Says::AsHosts,
             Some(found) => says[found as usize],
             None => says[Cause::Failures as usize],
         }

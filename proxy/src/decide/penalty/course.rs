@@ -5,8 +5,8 @@
 //! the traffic away that the evidence is made of, and swing. So it holds where nothing is seen, and
 //! every change has its least time.
 
-use super::Rules;
 use super::evidence::{Cause, Finding};
+use super::{Access, Rules};
 
 /// How an engine fares.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -46,8 +46,8 @@ pub(super) struct Look {
     pub(super) now_ns: u64,
     /// What the evidence comes to.
     pub(super) finding: Finding,
-    /// Its own health check fails; it does not come back while it does.
-    pub(super) is_down: bool,
+    /// How far it can be used; while it cannot it does not come back.
+    pub(super) access: Access,
     /// Its penalty is not acted on, because all its peers look bad as well.
     pub(super) is_free: bool,
     /// Time in which a first token may be missed, nanoseconds: how long a trial takes to tell.
@@ -77,6 +77,8 @@ pub(super) struct Course {
     cause: Option<Cause>,
     /// It was ejected, and is on probation until it is clear.
     on_probation: bool,
+    /// It was closed at the last look.
+    was_closed: bool,
     good: u64,
 }
 
@@ -137,8 +139,12 @@ impl Course {
         if look.finding.against.is_some() && look.finding.fresh {
             self.evidence_ns = look.now_ns;
         }
+        let was_closed = std::mem::replace(&mut self.was_closed, look.access == Access::Closed);
         let action = match self.stage {
-            Stage::Ejected | Stage::OnTrial if look.is_free => self.acquit(look),
+            Stage::Ejected | Stage::OnTrial if look.is_free => self.acquit(look, rules),
+            Stage::Ejected => self.try_again(look),
+            _ if look.access == Access::Down => Some(self.eject(look.now_ns, Cause::Down, rules)),
+            Stage::Clear if was_closed && look.access == Access::Open => Some(self.reopen(look)),
             Stage::Clear => {
                 self.forgive(look.now_ns, rules);
                 self.accuse(look, rules)
@@ -146,7 +152,6 @@ impl Course {
             Stage::Penalised => self
                 .accuse(look, rules)
                 .or_else(|| self.relent(look.now_ns, &look.finding)),
-            Stage::Ejected => self.try_again(look),
             Stage::OnTrial => self.accuse(look, rules).or_else(|| self.widen(look, rules)),
             Stage::Returning => self
                 .accuse(look, rules)
@@ -195,7 +200,7 @@ impl Course {
 
     fn eject(&mut self, now_ns: u64, cause: Cause, rules: &Rules) -> Action {
         let first_ns = match cause {
-            Cause::Failures => rules.eject_ns,
+            Cause::Failures | Cause::Down => rules.eject_ns,
             Cause::Slow(_) => rules.eject_slow_ns,
         };
         // Never shorter than the last, whatever brought either.
@@ -227,7 +232,7 @@ impl Course {
     }
 
     fn try_again(&mut self, look: &Look) -> Option<Action> {
-        if look.now_ns < self.until_ns || look.is_down {
+        if look.now_ns < self.until_ns || look.access != Access::Open {
             return None;
         }
         self.good = 0;
@@ -235,9 +240,23 @@ impl Course {
         Some(Action::Tried)
     }
 
+    /// What drained or was planned out comes back as gradually as what was ejected: it has nothing in
+    /// its cache, and the others have the load. Nothing is held against it, so nothing is tried.
+    fn reopen(&mut self, look: &Look) -> Action {
+        self.since_ns = look.now_ns;
+        let first = 1.0 - 1.0 / f64::from(RETURN_STEPS);
+        self.set(Stage::Returning, first, look.now_ns);
+        Action::Returns
+    }
+
     /// Where everything looked bad an engine that is out gets its requests all the same. If it serves
-    /// them well there is nothing to be tried: what was wrong was not the engine.
-    fn acquit(&mut self, look: &Look) -> Option<Action> {
+    /// them well there is nothing to be tried: what was wrong was not the engine. One that goes down
+    /// while it is tried is out as ever.
+    fn acquit(&mut self, look: &Look, rules: &Rules) -> Option<Action> {
+        if look.access == Access::Down {
+            let was_tried = self.stage == Stage::OnTrial;
+            return was_tried.then(|| self.eject(look.now_ns, Cause::Down, rules));
+        }
         self.good = match look.finding.fresh {
             true => 0,
             false => self.good.saturating_add(look.finding.good),

@@ -9,7 +9,8 @@
 //! about how long a window is.
 //!
 //! Answers that come together are slow together, so they do not count one by one: an engine casts a
-//! limited number of ballots a second, however many answers it gives.
+//! limited number of ballots a second, however many answers it gives. And what lasts less than most
+//! of a second is a hiccup of the engine, of its host or of this one, and not what it is like.
 
 /// A time that engines are compared by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -36,6 +37,8 @@ pub enum Cause {
     Failures,
     /// A time of its is far above that of its peers.
     Slow(Signal),
+    /// Its health check fails. What was seen of it does not say so.
+    Down,
 }
 
 /// Times of one kind: how many, and the sum of ln(observed / predicted).
@@ -88,9 +91,19 @@ pub(super) struct Finding {
     pub(super) calm: bool,
 }
 
+/// From when on times speak against an engine.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Bounds {
+    /// Sums that do are multiplied by this: the less is known of what to expect, the higher.
+    bar: f64,
+    /// They do no sooner than so long after they began to, seconds.
+    lasts_s: f64,
+}
+
 /// Evidence about one engine.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Evidence {
+    now: [Mean; Signal::COUNT],
     recent: [Mean; Signal::COUNT],
     steady: [Mean; Signal::COUNT],
     /// Faults among ended attempts.
@@ -98,6 +111,8 @@ pub(super) struct Evidence {
     ends: Mean,
     scores: [f64; Signal::COUNT],
     ballots: [f64; Signal::COUNT],
+    /// For how long each score has been more than nothing, seconds.
+    lasts_s: [f64; Signal::COUNT],
     fault_score: f64,
     faults_in_a_row: u64,
 }
@@ -120,6 +135,12 @@ const CLAMP_LN: f64 = 1.61;
 const BALLOTS_PER_S: f64 = 2.5;
 const BALLOTS_MOST: f64 = 1.5;
 
+/// What the mean of the last second is worse by, at least, where times speak against an engine: a
+/// factor of 1.65. When a slowdown by five has lasted for [`HICCUP_S`] it is so much.
+const WORSE_LN: f64 = 0.5;
+/// What lasts less than this is a hiccup, seconds.
+const HICCUP_S: f64 = 0.75;
+
 /// Sum of log likelihood ratios at which failures speak against an engine, and its most: four where
 /// no peer fails, and one false step in some hours at ten attempts a second.
 const FAULT_BOUND: f64 = 11.5;
@@ -136,10 +157,20 @@ const GRAVE_LN: f64 = 1.0;
 pub(super) const FAULTS_EVERYWHERE: f64 = 0.5;
 
 /// Time in which half of what made a mean is forgotten, seconds.
+const NOW_HALF_S: f64 = 0.75;
 const RECENT_HALF_S: f64 = 1.5;
 const STEADY_HALF_S: f64 = 40.0;
 /// Samples that a mean needs before it says anything.
 const LEAST_SAMPLES: f64 = 2.0;
+
+impl Bounds {
+    /// Those of an engine whose first tokens are predicted after `predicted_s` seconds. What is late
+    /// there has lasted for some of that already.
+    pub(super) fn new(bar: f64, predicted_s: f64) -> Self {
+        let lasts_s = (HICCUP_S - (LATE_FACTOR - 1.0) * predicted_s).max(0.0);
+        Self { bar, lasts_s }
+    }
+}
 
 // === impl Evidence ===
 
@@ -154,6 +185,7 @@ impl Evidence {
                 samples.count += late;
                 samples.sum += late * (scale + CLAMP_LN);
             }
+            self.now[signal as usize].take(samples, NOW_HALF_S, dt_s);
             self.recent[signal as usize].take(samples, RECENT_HALF_S, dt_s);
             self.steady[signal as usize].take(samples, STEADY_HALF_S, dt_s);
         }
@@ -190,14 +222,19 @@ impl Evidence {
         self.recent_ends.value()
     }
 
-    /// Compares what was seen in the last `dt_s` seconds with what is usual among its peers. The bounds
-    /// for times are multiplied by `bar`: the less is known of what to expect, the higher.
-    pub(super) fn weigh(&mut self, seen: &Seen, usual: &Usual, bar: f64, dt_s: f64) -> Finding {
+    /// Compares what was seen in the last `dt_s` seconds with what is usual among its peers.
+    pub(super) fn weigh(
+        &mut self,
+        seen: &Seen,
+        usual: &Usual,
+        bounds: &Bounds,
+        dt_s: f64,
+    ) -> Finding {
         let mut finding = Finding::default();
         let mut is_slow = false;
         for signal in Signal::ALL {
             let at = signal as usize;
-            let bound = SLOW_BOUNDS[at] * bar;
+            let bound = SLOW_BOUNDS[at] * bounds.bar;
             self.ballots[at] = (self.ballots[at] + BALLOTS_PER_S * dt_s).min(BALLOTS_MOST);
             if let Some(distance) = distance(signal, seen, usual) {
                 let count = seen.samples[at].count + late(signal, seen);
@@ -207,7 +244,12 @@ impl Evidence {
                 self.scores[at] = score.clamp(0.0, bound * SLOW_MOST);
                 is_slow |= distance > REFERENCE_LN;
             }
-            if self.scores[at] >= bound {
+            self.lasts_s[at] = match self.scores[at] > 0.0 {
+                true => self.lasts_s[at] + dt_s,
+                false => 0.0,
+            };
+            let tells = self.scores[at] >= bound && self.lasts_s[at] >= bounds.lasts_s;
+            if tells && self.is_worse(signal, usual) {
                 finding.against.get_or_insert(Cause::Slow(signal));
             }
         }
@@ -219,7 +261,7 @@ impl Evidence {
         finding.fresh = match finding.against {
             Some(Cause::Failures) => seen.faults > 0,
             Some(Cause::Slow(_)) => is_slow,
-            None => is_slow || seen.faults > 0,
+            Some(Cause::Down) | None => is_slow || seen.faults > 0,
         };
         finding.is_grave = match finding.against {
             Some(Cause::Failures) => {
@@ -233,7 +275,7 @@ impl Evidence {
                     .zip(level)
                     .is_some_and(|(recent, level)| recent - level >= GRAVE_LN)
             }
-            None => false,
+            Some(Cause::Down) | None => false,
         };
         // Where peers fail too, a row is as unlikely as a shorter one among peers that do not.
         let unlikely = share.ln() / RARE.ln();
@@ -248,13 +290,21 @@ impl Evidence {
         finding
     }
 
+    /// Whether its times of the last second are longer than is usual by as much as matters, as far as
+    /// they tell. A sum of looks of which some are bad can come up where their mean is well.
+    fn is_worse(&self, signal: Signal, usual: &Usual) -> bool {
+        let at = signal as usize;
+        let now = self.now[at].value().zip(usual.levels[at]);
+        now.is_none_or(|(now, level)| now - level >= WORSE_LN)
+    }
+
     /// Drops what was held against it; what is usual stays.
     pub(super) fn forget(&mut self) {
-        self.scores = Default::default();
+        (self.scores, self.lasts_s) = Default::default();
         self.fault_score = 0.0;
         self.faults_in_a_row = 0;
         (self.ends, self.recent_ends) = Default::default();
-        self.recent = Default::default();
+        (self.now, self.recent) = Default::default();
     }
 
     /// Counts how attempts ended, where this share of its peers' fail: by the logarithm of how much

@@ -1,8 +1,8 @@
 //! How much of what is held against engines may be acted on.
 //!
 //! Penalties move load to the others, who must be able to carry it: of a class's capacity at most a
-//! set share is penalised away, first come first. And where every engine of a class looks bad,
-//! nothing is: then it is not the engines, or nobody is there to take over.
+//! set share is penalised away, first come first. And where every engine of a class looks bad, or one
+//! is all that can be used, nothing is: then it is not the engines, or nobody is there to take over.
 
 /// An engine that may be penalised.
 #[derive(Clone, Copy, Debug)]
@@ -35,12 +35,13 @@ pub(super) fn allot(wanted: &[Wanted], classes: &[Vec<u32>], most_share: f64) ->
     for (at, class) in (0..).zip(classes) {
         let members = || class.iter().map(|&at| &wanted[at as usize]);
         let is_hopeless = members().all(|engine| engine.looks_bad || engine.is_down);
-        let usable = members().filter(|engine| !engine.is_down);
-        let capacity: f64 = usable.map(|engine| engine.capacity).sum();
-        left.push(if is_hopeless {
-            HOPELESS
-        } else {
-            capacity * most_share
+        let usable = || members().filter(|engine| !engine.is_down);
+        let capacity: f64 = usable().map(|engine| engine.capacity).sum();
+        left.push(match usable().count() {
+            _ if is_hopeless => HOPELESS,
+            // However it came to its penalty: what it lost would be lost.
+            0 | 1 => 0.0,
+            _ => capacity * most_share,
         });
         class
             .iter()
@@ -64,7 +65,11 @@ pub(super) fn allot(wanted: &[Wanted], classes: &[Vec<u32>], most_share: f64) ->
             given[at] = if room >= 0.0 { penalty } else { 0.0 };
             continue;
         }
-        let most = if capacity > 0.0 { room / capacity } else { 1.0 };
+        let most = match capacity > 0.0 {
+            true => room / capacity,
+            false if room > 0.0 => 1.0,
+            false => 0.0,
+        };
         if most <= 0.0 {
             continue;
         }
@@ -142,5 +147,18 @@ mod tests {
         wanted[2].looks_bad = true;
         assert_eq!(allot(&wanted, &class, 0.5), [0.0; 3]);
         assert_eq!(allot(&wanted[..1], &[vec![0]], 1.0), [0.0], "it is alone");
+    }
+
+    #[test]
+    fn the_only_one_that_can_be_used_keeps_all_however_it_came_to_its_penalty() {
+        // On its way back, which is no sign of anything bad.
+        let mut wanted = [bad(0.6, 1, 1.0), bad(1.0, 2, 1.0), bad(0.0, 0, 1.0)];
+        wanted[0].looks_bad = false;
+        let class = [vec![0, 1, 2]];
+        assert_eq!(allot(&wanted, &class, 0.5)[0], 0.6);
+        wanted[1].is_down = true;
+        assert_eq!(allot(&wanted, &class, 0.5), [0.6, 1.0, 0.0]);
+        wanted[2].is_down = true;
+        assert_eq!(allot(&wanted, &class, 0.5), [0.0, 1.0, 0.0]);
     }
 }

@@ -258,7 +258,7 @@ impl World {
                 seen: *seen,
                 group: 0,
                 capacity: engine.capacity,
-                is_down: false,
+                access: Access::Open,
                 predicted_ns: (engine.idle_ms * (1.0 + plan.congestion) * 1e6) as u64,
             })
             .collect();

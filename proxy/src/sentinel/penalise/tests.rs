@@ -13,6 +13,7 @@ struct World {
     penalties: Penalties,
     shards: Vec<Arc<ShardMetrics>>,
     outlooks: Outlooks,
+    access: [Access; 2],
     now_ns: u64,
 }
 
@@ -31,6 +32,7 @@ impl World {
             penalties,
             shards: vec![Arc::default(), Arc::default()],
             outlooks: Outlooks::new(),
+            access: [Access::Open; 2],
             now_ns: SECOND_NS,
         };
         world.look();
@@ -43,7 +45,7 @@ impl World {
             shards: &self.shards,
             signals: None,
             outlooks: &self.outlooks,
-            is_down: &|_| false,
+            access: &|at| self.access[at],
             waiting: &|_| 0,
         };
         self.penalties
@@ -125,6 +127,28 @@ fn another_life_of_a_slot_begins_anew() {
     assert_eq!(world.penalties.of(EngineSlot(1), Generation(2)), 0.0);
     world.look();
     assert_eq!(world.penalties.page()[1].ejections, 0);
+}
+
+#[test]
+fn what_is_down_is_ejected_and_where_all_are_nobody_is() {
+    let mut world = World::new();
+    world.access[1] = Access::Down;
+    world.look();
+    assert_eq!((world.of(0), world.of(1)), (0.0, 1.0));
+    let ejections = |world: &World| -> Vec<u64> {
+        let page = world.penalties.page();
+        page.iter().map(|engine| engine.ejections).collect()
+    };
+    assert_eq!(ejections(&world), [0, 1]);
+    (0..20).for_each(|_| world.look());
+    assert_eq!(ejections(&world), [0, 1], "one outage, one ejection");
+    world.access[0] = Access::Down;
+    world.look();
+    assert_eq!((world.of(0), world.of(1)), (0.0, 0.0));
+    // The first that is back is all there is.
+    world.access[0] = Access::Open;
+    world.look();
+    assert_eq!((world.of(0), world.of(1)), (0.0, 0.0));
 }
 
 #[test]

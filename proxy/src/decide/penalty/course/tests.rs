@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::decide::penalty::Signal;
+use Access::{Closed, Down, Open};
 
 const SECOND_NS: u64 = 1_000_000_000;
 const LOOK_NS: u64 = SECOND_NS / 10;
@@ -23,12 +24,12 @@ impl Watched {
         }
     }
 
-    fn look(&mut self, finding: Finding, is_down: bool) -> Option<Action> {
+    fn look(&mut self, finding: Finding, access: Access) -> Option<Action> {
         self.now_ns += LOOK_NS;
         let look = Look {
             now_ns: self.now_ns,
             finding,
-            is_down,
+            access,
             is_free: false,
             patience_ns: 2 * SECOND_NS,
         };
@@ -38,7 +39,7 @@ impl Watched {
     /// Actions of looks that all find the same, each with its number of looks.
     fn looks(&mut self, count: usize, finding: Finding) -> Vec<(usize, Action)> {
         (1..=count)
-            .filter_map(|at| Some((at, self.look(finding, false)?)))
+            .filter_map(|at| Some((at, self.look(finding, Open)?)))
             .collect()
     }
 
@@ -49,7 +50,7 @@ impl Watched {
             faults_in_a_row: 5,
             ..Finding::default()
         };
-        self.look(finding, false).unwrap()
+        self.look(finding, Open).unwrap()
     }
 }
 
@@ -131,9 +132,9 @@ fn e15_out_after_as_many_failures_each_time_and_longer_each_time() {
         ..Finding::default()
     };
     for seconds in [5, 10, 20, 40, 80, 160, 300, 300] {
-        assert_eq!(watched.look(row(1), false), None);
-        assert_eq!(watched.look(row(2), false), None);
-        let action = watched.look(row(3), false);
+        assert_eq!(watched.look(row(1), Open), None);
+        assert_eq!(watched.look(row(2), Open), None);
+        let action = watched.look(row(3), Open);
         assert_eq!(action, Some(ejected(Cause::Failures, seconds)));
         let looks = usize::try_from(seconds).unwrap() * 10;
         assert_eq!(watched.looks(looks, well(0)), [(looks, Action::Tried)]);
@@ -153,12 +154,12 @@ fn on_probation_little_is_enough() {
         faults_in_a_row: 2,
         ..Finding::default()
     };
-    let action = watched.look(row, false);
+    let action = watched.look(row, Open);
     assert_eq!(action, Some(ejected(Cause::Failures, 10)));
     watched.looks(100, well(0));
     watched.looks(20, well(1));
     assert_eq!(watched.course.stage(), Stage::Returning);
-    assert_eq!(watched.look(slow(), false), Some(ejected(SLOW, 120)));
+    assert_eq!(watched.look(slow(), Open), Some(ejected(SLOW, 120)));
 }
 
 #[test]
@@ -191,7 +192,7 @@ fn an_engine_that_serves_well_though_it_is_out_is_out_no_more() {
         let look = Look {
             now_ns: watched.now_ns,
             finding,
-            is_down: false,
+            access: Open,
             is_free: true,
             patience_ns: 2 * SECOND_NS,
         };
@@ -227,9 +228,78 @@ fn an_engine_that_is_down_stays_out() {
     let mut watched = Watched::new();
     watched.fail();
     for _ in 0..200 {
-        assert_eq!(watched.look(well(0), true), None);
+        assert_eq!(watched.look(well(0), Down), None);
     }
-    assert_eq!(watched.look(well(0), false), Some(Action::Tried));
+    assert_eq!(watched.look(well(0), Open), Some(Action::Tried));
+}
+
+#[test]
+fn an_outage_is_an_ejection_and_each_is_longer_than_the_last() {
+    let mut watched = Watched::new();
+    // Down for five seconds in every fifteen: what comes while it is out anyway begins no other.
+    let mut lengths = Vec::new();
+    for look in 0..1_800 {
+        let is_down = look % 150 < 50;
+        let access = if is_down { Down } else { Open };
+        let finding = well(u64::from(!is_down && watched.course.penalty() < 1.0));
+        let stage = watched.course.stage();
+        match watched.look(finding, access) {
+            Some(Action::Ejected(Cause::Down, length_ns)) => {
+                assert!(is_down && stage != Stage::Ejected, "look {look}");
+                lengths.push(length_ns / SECOND_NS);
+            }
+            Some(Action::Tried) => assert!(!is_down, "look {look}"),
+            _ => {}
+        }
+        assert!(!is_down || watched.course.penalty() == 1.0, "look {look}");
+    }
+    assert_eq!(lengths, [5, 10, 20, 40, 80]);
+    // However long it took: once it is well it is tried at once, and returns by its steps.
+    let mut watched = Watched::new();
+    let down = watched.look(well(0), Down);
+    assert_eq!(down, Some(ejected(Cause::Down, 5)));
+    (0..6_000).for_each(|_| assert_eq!(watched.look(well(0), Down), None));
+    let actions = watched.looks(200, well(1));
+    assert_eq!(
+        actions,
+        [
+            (1, Action::Tried),
+            (4, Action::Returns),
+            (124, Action::Cleared)
+        ]
+    );
+}
+
+#[test]
+fn an_engine_that_goes_down_while_it_comes_back_is_out_again_and_longer() {
+    let mut watched = Watched::new();
+    watched.fail();
+    watched.looks(50, well(0));
+    assert_eq!(watched.course.stage(), Stage::OnTrial);
+    let again = watched.look(well(0), Down);
+    assert_eq!(again, Some(ejected(Cause::Down, 10)));
+    watched.looks(120, well(1));
+    assert_eq!(watched.course.stage(), Stage::Returning);
+    let again = watched.look(well(0), Down);
+    assert_eq!(again, Some(ejected(Cause::Down, 20)));
+    assert_eq!(watched.course.cause(), Some(Cause::Down));
+}
+
+#[test]
+fn what_was_closed_comes_back_by_steps_and_nothing_is_held_against_it() {
+    let mut watched = Watched::new();
+    assert_eq!(watched.look(well(0), Closed), None);
+    assert_eq!(watched.look(well(0), Closed), None);
+    assert_eq!(watched.course.penalty(), 0.0);
+    assert_eq!(watched.look(well(0), Open), Some(Action::Returns));
+    assert_eq!(watched.course.penalty(), 0.95);
+    assert_eq!(watched.looks(200, well(1)), [(114, Action::Cleared)]);
+    assert_eq!(watched.course.cause(), None);
+    assert_eq!(watched.fail(), ejected(Cause::Failures, 5));
+    // One that is out comes back as ever, whatever closes it meanwhile.
+    watched.look(well(0), Closed);
+    let actions = watched.looks(60, well(1));
+    assert_eq!(actions, [(49, Action::Tried), (52, Action::Returns)]);
 }
 
 #[test]
@@ -240,7 +310,7 @@ fn a_return_takes_ten_seconds_at_least_and_never_falls() {
     let began_ns = watched.now_ns;
     let mut last = watched.course.penalty();
     while watched.course.stage() != Stage::Clear {
-        watched.look(well(5), false);
+        watched.look(well(5), Open);
         let penalty = watched.course.penalty();
         assert!(
             penalty <= last && last - penalty <= 0.05 + 1e-9,
