@@ -21,6 +21,7 @@ use super::shard::Shard;
 use super::target::{self, Target};
 use crate::clock::monotonic_ns;
 use crate::decide::queue::{Queue, Ticket};
+use crate::decide::select::Tried;
 use crate::error::{Error, Result};
 use crate::metrics::QueueEnd;
 
@@ -103,12 +104,12 @@ impl Story<'_> {
         let shard = self.shard;
         shard.config.queue.length > 0
             && (shard.waiting.has_line(target.class)
-                || target::refused(shard, target) == Some(Error::EnginesBusy))
+                || target::refused(shard, target, &Tried::default()) == Some(Error::EnginesBusy))
     }
 
     /// Refuses a request that no engine would take now, before its body is read, unless it may wait.
     pub(super) fn refuse_early(&self, target: &Target) -> Result<()> {
-        match target::refused(self.shard, target) {
+        match target::refused(self.shard, target, &Tried::default()) {
             Some(Error::EnginesBusy) if self.shard.config.queue.length > 0 => Ok(()),
             Some(error) => Err(error),
             None => Ok(()),
@@ -197,7 +198,7 @@ impl<'a> Place<'a> {
         if first != Some(self.ticket) {
             return Poll::Pending;
         }
-        match target::refused(self.shard, target) {
+        match target::refused(self.shard, target, &Tried::default()) {
             Some(Error::EnginesBusy) => Poll::Pending,
             // Whatever else is wrong, the choice will say.
             Some(_) | None => Poll::Ready(Turn::Go),
