@@ -232,10 +232,7 @@ impl Story<'_> {
 
     /// Chooses an engine, and tells who asks which would not be chosen.
     pub(super) fn choose(&self, target: &Target, tried: &Tried) -> Result<Choice> {
-        self.telling.note(|why| {
-            let (version, refusals) = target::refusals(self.shard, target, tried);
-            why.refused(version, refusals);
-        });
+        self.telling.refused(self.shard, target, tried);
         target::choose(self.shard, target, tried)
     }
 

@@ -111,7 +111,10 @@ impl Story<'_> {
     pub(super) fn refuse_early(&self, target: &Target) -> Result<()> {
         match target::refused(self.shard, target, &Tried::default()) {
             Some(Error::EnginesBusy) if self.shard.config.queue.length > 0 => Ok(()),
-            Some(error) => Err(error),
+            Some(error) => {
+                self.telling.refused(self.shard, target, &Tried::default());
+                Err(error)
+            }
             None => Ok(()),
         }
     }
@@ -124,6 +127,7 @@ impl Story<'_> {
         let wait_ns = shard.config.queue.wait_ms * 1_000_000;
         let due_ns = now_ns.saturating_add(wait_ns).min(self.client.total_due_ns);
         let Some(place) = Place::take(shard, target, now_ns, due_ns) else {
+            self.telling.refused(shard, target, &Tried::default());
             shard.metrics.queue_ended(QueueEnd::Full);
             return Err(Error::EnginesBusy);
         };
@@ -147,6 +151,9 @@ impl Story<'_> {
             Err(interrupt) => (QueueEnd::Cancelled, Err(self.interrupted(interrupt))),
         };
         shard.metrics.queue_ended(end);
+        if waited.is_err() {
+            self.telling.refused(shard, target, &Tried::default());
+        }
         // Who is next need not wait for a look: there may be room for two.
         shard.waiting.call();
         waited
