@@ -24,7 +24,7 @@ use super::forward::{Course, outcome_of_interrupt};
 use super::outgoing::Sending;
 use super::request::Story;
 use super::shard::Shard;
-use super::target::Choice;
+use super::target::{self, Choice};
 use crate::clock::monotonic_ns;
 use crate::decide::blame::{Blame, blame, outcome_of, outcome_of_status};
 use crate::metrics::Hedge;
@@ -144,11 +144,14 @@ impl Story<'_> {
         if !may_try {
             return None;
         }
-        let choice = self.choose(course.target, &course.tried).ok()?;
+        if target::refused(self.shard, course.target, &course.tried).is_some() {
+            return None;
+        }
         if !self.has_token(course.target, monotonic_ns()) {
             self.shard.metrics.hedge(Hedge::NoToken);
             return None;
         }
+        let choice = self.choose(course.target, &course.tried).ok()?;
         course.has_room = course.tried.push(choice.engine.slot);
         let attempt = Attempt::start(self.shard, &choice.engine, choice.pair);
         Some((choice, attempt))
