@@ -20,6 +20,7 @@ use pointsman_shm::signals::Outcome;
 
 use super::attempt::{Attempt, NotOpened, Opened};
 use super::client::{Client, Interrupt};
+use super::expected::expect;
 use super::forward::{Course, outcome_of_interrupt};
 use super::outgoing::Sending;
 use super::request::Story;
@@ -154,6 +155,9 @@ impl Story<'_> {
         let choice = self.choose(course.target, &course.tried).ok()?;
         course.has_room = course.tried.push(choice.engine.slot);
         let attempt = Attempt::start(self.shard, &choice.engine, choice.pair);
+        let asked = (course.body, self.features);
+        let wait = expect(self.shard, &choice.engine, course.target, asked);
+        attempt.wait.set(wait);
         Some((choice, attempt))
     }
 
@@ -192,6 +196,7 @@ impl Story<'_> {
                 return Won::Second(result, outcome);
             }
             Ok(Lap::Second(result)) if is_success(&result) => {
+                first.is_outrun();
                 call_off(recalled, opening.as_mut()).await;
                 metrics.hedge(Hedge::Won);
                 return Won::Second(result, Outcome::Ours);
