@@ -143,6 +143,10 @@ impl Story<'_> {
         let turn = self.client.during(pin!(turn)).await;
         drop(place);
         let (end, waited) = match turn {
+            // Room came back, and the client left, between two turns of this shard.
+            Ok(Turn::Go) if self.client.has_left().await => {
+                (QueueEnd::Cancelled, Err(Error::ClientGone))
+            }
             Ok(Turn::Go) => (QueueEnd::Served, Ok(())),
             Ok(Turn::Lost) | Err(Interrupt::Due) if monotonic_ns() >= due_ns => {
                 (QueueEnd::Expired, Err(self.waited_in_vain()))
