@@ -364,7 +364,9 @@ impl Story<'_> {
             }
             Ending::Unseen(end) => return Ok(Err(end)),
             Ending::Cut(end) => {
-                attempt.set_outcome(outcome_of(end));
+                // Where it had said what is wrong, that it went away is no news.
+                let said = meter.error().map(outcome_of_stream_error);
+                attempt.set_outcome(said.unwrap_or_else(|| outcome_of(end)));
                 tracing::debug!(engine = attempt.engine.id, ?end, "a stream broke");
                 self.client
                     .break_answer(passed.ends_by_close, Reason::INTERNAL_ERROR);
