@@ -168,6 +168,7 @@ impl Host {
                 offered_rps: &offered_rps,
                 usable: &usable,
                 in_flight: &|slot| in_flight[slot.index()],
+                granted: &|slot| policy.engines[slot.index()].allowance,
             },
         );
         for (class, utilisation) in policy.classes.iter().zip(found) {
