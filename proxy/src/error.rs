@@ -404,17 +404,37 @@ mod tests {
         );
     }
 
+    /// Never with a status that proxies retry at once, and each cause by a name of its own.
     #[test]
-    fn a_shed_request_is_never_answered_with_a_status_that_proxies_retry_at_once() {
-        for error in [Error::EnginesBusy, Error::RateExceeded] {
-            assert_eq!(error.status(), 429);
-        }
-        for error in [
+    fn f05_refusals_say_when_and_why() {
+        let taken = [Error::EnginesBusy, Error::RateExceeded];
+        let none = [
             Error::NoEligibleEngine,
+            Error::RequestLimit,
             Error::OutOfBuffers,
             Error::Draining,
-        ] {
-            assert_eq!(error.status(), 503);
+        ];
+        let (mut codes, mut causes) = (Vec::new(), Vec::new());
+        for (errors, status) in [(&taken[..], 429), (&none[..], 503)] {
+            for error in errors {
+                assert_eq!(error.status(), status, "{error:?}");
+                codes.push(error.code());
+                causes.extend(error.shed_cause());
+            }
         }
+        assert_eq!(causes, {
+            use ShedCause::*;
+            [
+                Allowance,
+                AdmittedRate,
+                NoEngine,
+                RequestLimit,
+                MemoryBudget,
+                Draining,
+            ]
+        });
+        codes.sort_unstable();
+        codes.dedup();
+        assert_eq!(codes.len(), causes.len());
     }
 }

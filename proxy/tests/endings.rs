@@ -140,6 +140,16 @@ fn rows() -> Vec<Row> {
             ("mid_stream_reset", "engine"),
         ),
         (
+            "cut after an error event",
+            |conn, seen| {
+                stream(conn, "data: {\"error\":{\"code\":400}}\n\n");
+                seen.wait();
+                conn.close();
+            },
+            Asks::Until(0),
+            ("client_error", "client"),
+        ),
+        (
             "no chunk",
             |conn, seen| {
                 stream(conn, EVENT);

@@ -7,7 +7,7 @@ use pointsman_tests::engine::{Conn, Engine, Gate};
 use pointsman_tests::engine2::Engine2;
 use pointsman_tests::policy::Draft;
 use pointsman_tests::proxy::{Driver, Proxy};
-use pointsman_tests::wait::{SOON, eventually_equals};
+use pointsman_tests::wait::{LONG, SOON, eventually, eventually_equals};
 
 both_drivers!(
     a_late_first_token_comes_from_the_second_engine,
@@ -18,6 +18,9 @@ both_drivers!(
     a_client_that_leaves_both_is_gone_for_both,
     nothing_is_hedged_that_should_not_be,
     streams_of_http2_are_hedged_alike,
+    a_second_engine_that_is_late_is_late_like_any_other,
+    /// E05: its requests are called off before they are late, and it is found out all the same.
+    e05_an_engine_that_hangs_is_found_out_while_another_answers_for_it,
 );
 
 const HEDGE: &str = "[hedge]\nenabled = true\ndelay_percent = 100\nleast_ms = 1";
@@ -278,5 +281,42 @@ fn streams_of_http2_are_hedged_alike(driver: Driver) {
         pointsman_tests::client2::post2(proxy.address, CHAT, &[], STREAMED.as_bytes(), None);
     assert_eq!((answer.status, answer.body), (200, whole().into_bytes()));
     assert_eq!(answer.broken, None);
+    proxy.await_rest();
+}
+
+fn a_second_engine_that_is_late_is_late_like_any_other(driver: Driver) {
+    let gate = Gate::new();
+    let (first, second) = (gated(&gate, stream), stuck());
+    let proxy = pair(driver, &first, &second, HEDGE);
+    let mut client = proxy.connect();
+    client.send(chat(true));
+    // Neither answers, and each was expected to within 100 ms.
+    for engine in ["E1", "E2"] {
+        let late = "pointsman_proxy_engine_late_total";
+        proxy.await_metric(late, &[("engine", engine)], 1.0);
+    }
+    gate.open();
+    assert_eq!(client.response().text(), whole());
+    client.close();
+    assert_hedges(&proxy, "lost", [("E1", "success"), ("E2", "ours")]);
+}
+
+fn e05_an_engine_that_hangs_is_found_out_while_another_answers_for_it(driver: Driver) {
+    let (first, second) = (stuck(), streaming());
+    let more = "[hedge]\nenabled = true\ndelay_percent = 200\nleast_ms = 1\n\
+                [retry]\nbudget = false\n[penalties]\nenabled = true";
+    // Where profiles are measured nothing is late before three times the predicted 100 ms.
+    let draft = Draft::with_standby(first.address(), second.address()).with(|policy| {
+        for engine in &mut policy.engines {
+            engine.profile_assumed = false;
+        }
+    });
+    let proxy = Proxy::configured(driver, &draft, more);
+    eventually(LONG, "the engine that hangs is penalised", || {
+        assert_eq!(proxy.ask(chat(true)).text(), whole());
+        let penalty = "pointsman_proxy_engine_penalty";
+        let penalty = proxy.metrics().sum(penalty, &[("engine", "E1")]);
+        (penalty > 0.0).then_some(())
+    });
     proxy.await_rest();
 }

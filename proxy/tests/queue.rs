@@ -1,6 +1,7 @@
 //! Requests that wait until an engine has room: in order, for a bounded time, and only while their
 //! client is there.
 
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 use pointsman_tests::both_drivers;
@@ -14,6 +15,7 @@ use pointsman_tests::wire::Message;
 both_drivers!(
     a01_f06_only_the_living_are_served_and_in_order,
     f06_a_wait_that_is_over_is_refused,
+    f06_who_leaves_as_room_comes_back_is_not_sent,
     f07_the_lower_priority_gives_way_in_a_full_line,
     room_that_comes_back_on_another_shard_is_found,
 );
@@ -35,20 +37,24 @@ fn draft(engine: &Engine) -> Draft {
 struct Held {
     engine: Engine,
     go: Arc<Mutex<usize>>,
+    gone: Arc<AtomicUsize>,
 }
 
 impl Held {
     fn new() -> Self {
         let go = Arc::new(Mutex::new(0_usize));
         let gate = Arc::clone(&go);
+        let gone = Arc::new(AtomicUsize::new(0));
+        let answered = Arc::clone(&gone);
         let engine = Engine::serving(move |conn, _| {
             eventually(SOON, "one may go", || {
                 let mut left = gate.lock().expect("nobody panics with it");
                 left.checked_sub(1).map(|less| *left = less)
             });
             conn.respond(200, "{}");
+            answered.fetch_add(1, Ordering::Relaxed);
         });
-        Self { engine, go }
+        Self { engine, go, gone }
     }
 
     /// Lets so many requests go, now or when they come.
@@ -142,6 +148,65 @@ fn f06_a_wait_that_is_over_is_refused(driver: Driver) {
     held.let_go(1);
     late[0].send(post_with(CHAT, "X-Name: again\r\n", r#"{"model":"m"}"#));
     assert_eq!(late[0].response().status(), 200);
+}
+
+/// Stops a proxy, and waits until each of its threads has.
+fn stop(proxy: &Proxy) {
+    proxy.daemon.signal(libc::SIGSTOP);
+    let tasks = format!("/proc/{}/task", proxy.daemon.pid());
+    eventually(SOON, "every thread has stopped", || {
+        let mut tasks = std::fs::read_dir(&tasks).expect("it lives");
+        let has_stopped = |task: std::io::Result<std::fs::DirEntry>| {
+            let stat = task.expect("it is listed").path().join("stat");
+            let stat = std::fs::read_to_string(stat).unwrap_or_default();
+            stat.rsplit(')')
+                .next()
+                .is_some_and(|rest| rest.starts_with(" T"))
+        };
+        tasks.all(has_stopped).then_some(())
+    });
+}
+
+/// Waits until a client's end has arrived at a proxy that is stopped: in the kernel's table a
+/// connection to it waits to be closed.
+fn await_end_at(proxy: &Proxy) {
+    let local = format!(":{:04X}", proxy.address.port());
+    eventually(SOON, "the client's end has arrived", || {
+        let table = std::fs::read_to_string("/proc/net/tcp").expect("the kernel tells");
+        let is_closing = |line: &str| {
+            let mut fields = line.split_whitespace().skip(1);
+            let is_local = fields.next().is_some_and(|at| at.ends_with(&local));
+            is_local && fields.nth(1) == Some("08")
+        };
+        table.lines().any(is_closing).then_some(())
+    });
+}
+
+fn f06_who_leaves_as_room_comes_back_is_not_sent(driver: Driver) {
+    for _ in 0..5 {
+        let held = Held::new();
+        let more = format!("{PRIORITY}\n[queue]\nlength = 10\nwait_ms = 60000");
+        let proxy = Proxy::configured(driver, &draft(&held.engine), &more);
+        let mut first = ask(&proxy, "first", "low");
+        proxy.await_metric("pointsman_proxy_engine_in_flight", &[], 1.0);
+        let leaving = join(&proxy, "leaving", "low", 1);
+        let mut next = join(&proxy, "next", "low", 2);
+        // Both happen before the proxy sees either.
+        stop(&proxy);
+        held.let_go(1);
+        eventually_equals(SOON, "the engine answers", &1, || {
+            held.gone.load(Ordering::Relaxed)
+        });
+        drop(leaving);
+        await_end_at(&proxy);
+        proxy.daemon.signal(libc::SIGCONT);
+        assert_eq!(first.response().status(), 200);
+        held.let_go(1);
+        assert_eq!(next.response().status(), 200);
+        assert_eq!(held.names(), ["first", "next"]);
+        ended(&proxy, "cancelled", 1);
+        ended(&proxy, "served", 1);
+    }
 }
 
 fn f07_the_lower_priority_gives_way_in_a_full_line(driver: Driver) {

@@ -1,9 +1,11 @@
 //! How often requests move: the retry budget, its switches, and what an engine asks for. One proxy,
 //! scripted engines, both I/O drivers.
 
+use std::time::Duration;
+
 use pointsman_tests::both_drivers;
-use pointsman_tests::client::{assert_error, chat};
-use pointsman_tests::engine::Engine;
+use pointsman_tests::client::{CHAT, assert_error, chat, post};
+use pointsman_tests::engine::{Engine, Refusing};
 use pointsman_tests::policy::Draft;
 use pointsman_tests::proxy::{Driver, Proxy};
 
@@ -14,6 +16,8 @@ both_drivers!(
     without_a_budget_every_failure_moves,
     /// As many engines as configured, and no more.
     a_request_goes_to_as_many_engines_as_it_may,
+    /// E13: who looks whether a dead engine is back is a request that is sent there.
+    e13_a_retry_without_a_token_is_nobodys_trial,
     an_engine_that_asks_for_quiet_gets_it,
     an_engine_that_asks_for_quiet_is_asked_where_nobody_else_is,
 );
@@ -97,6 +101,30 @@ fn a_request_goes_to_as_many_engines_as_it_may(driver: Driver) {
     let (first, second, proxy) = failing(driver, breaking(), 0.5, "[retry]\nafter_send = false");
     assert_error(&proxy.ask(chat(false)), 502, "engine_reset");
     assert_eq!((first.requests().len(), second.requests().len()), (1, 0));
+}
+
+fn e13_a_retry_without_a_token_is_nobodys_trial(driver: Driver) {
+    let (full, dead) = (full(), Refusing::new());
+    let draft = Draft::new()
+        .engine("E1", full.address())
+        .engine("E2", dead.address())
+        .route("m", &[("E1", 1.0), ("E2", 0.0)])
+        .route("n", &[("E1", 0.0), ("E2", 1.0)])
+        .with(|policy| {
+            for engine in &mut policy.engines {
+                engine.planned_utilisation = 0.99;
+            }
+        });
+    let proxy = Proxy::start(driver, &draft);
+    let asks = |model: &str| proxy.ask(post(CHAT, format!("{{\"model\":\"{model}\"}}")));
+    let refused = [("engine", "E2"), ("outcome", "connect_refused")];
+    assert_error(&asks("n"), 503, "engine_unreachable");
+    proxy.await_metric("pointsman_proxy_attempts_total", &refused, 1.0);
+    // After a second the next request finds out whether it is back.
+    std::thread::sleep(Duration::from_millis(1_100));
+    assert_eq!(asks("m").text(), "{}", "refused by the other, and no token");
+    assert_error(&asks("n"), 503, "engine_unreachable");
+    proxy.await_metric("pointsman_proxy_attempts_total", &refused, 2.0);
 }
 
 /// Refuses, and says for how long it wants to be left alone.

@@ -5,7 +5,7 @@
 
 use pointsman_shm::policy::PlannedState;
 use pointsman_tests::both_drivers;
-use pointsman_tests::client::{CHAT, STREAMED, UNARY, assert_error, post_with};
+use pointsman_tests::client::{CHAT, STREAMED, UNARY, assert_error, post_head, post_with};
 use pointsman_tests::client2::{Message2, post2};
 use pointsman_tests::engine::{Engine, Refusing};
 use pointsman_tests::engine2::Engine2;
@@ -17,6 +17,7 @@ use pointsman_tests::wire::Message;
 both_drivers!(
     who_may_ask_is_told_the_way_and_nobody_else_is,
     a_refusal_tells_who_refused,
+    a_refusal_by_the_head_tells_as_much,
     a_budget_that_is_empty_is_told,
     streams_are_told_the_same_and_keep_the_secret_from_engines,
 );
@@ -109,8 +110,45 @@ fn a_refusal_tells_who_refused(driver: Driver) {
     assert_eq!(told(&answer), format!("{KEY}; refused=E1:draining,E2:out"));
     let answer = ask(&proxy, SECRET, "{\"model\":\"unknown\"}");
     assert_error(&answer, 404, "model_not_found");
-    assert_eq!(told(&answer), "policy=0");
+    assert_eq!(told(&answer), "policy=1");
     assert_eq!(ask(&proxy, "no secret", UNARY).header(WHY), None);
+}
+
+fn a_refusal_by_the_head_tells_as_much(driver: Driver) {
+    let engine = Engine::silent();
+    let draft = Draft::single(engine.address()).with(|policy| policy.engines[0].allowance = 1);
+    let by_head = "[model]\nheader = \"x-model\"";
+    let (proxy, _folder) = telling(driver, &draft, by_head);
+    let mut held = proxy.connect();
+    held.send(post_with(CHAT, "", UNARY));
+    proxy.await_metric("pointsman_proxy_engine_in_flight", &[], 1.0);
+    // A body is announced of which nothing is ever sent.
+    let ask = |proxy: &Proxy| {
+        let fields = format!(
+            "x-ops-key: {SECRET}\r\nx-session-id: a\r\nX-Model: m\r\nContent-Length: 900000\r\n"
+        );
+        let mut client = proxy.connect();
+        client.send(post_head(CHAT, &fields));
+        client.response()
+    };
+    let answer = ask(&proxy);
+    assert_error(&answer, 429, "engines_busy");
+    assert_eq!(told(&answer), format!("{KEY}; refused=E1:over_allowance"));
+    // The same of a request that may wait, and for which there is no time.
+    let more = format!("{by_head}\n[queue]\nlength = 1\nwait_ms = 50");
+    let (waiting, _folder) = telling(driver, &draft, &more);
+    let mut held = waiting.connect();
+    held.send(post_with(CHAT, "", UNARY));
+    waiting.await_metric("pointsman_proxy_engine_in_flight", &[], 1.0);
+    let answer = self::ask(&waiting, SECRET, UNARY);
+    assert_error(&answer, 429, "engines_busy");
+    assert_eq!(told(&answer), format!("{KEY}; refused=E1:over_allowance"));
+    // Over the plan's rate no engine was asked.
+    let none = draft.with(|policy| policy.classes[0].admitted_rps = vec![0.0]);
+    let (proxy, _folder) = telling(driver, &none, by_head);
+    let answer = ask(&proxy);
+    assert_error(&answer, 429, "rate_exceeded");
+    assert_eq!(told(&answer), KEY);
 }
 
 fn a_budget_that_is_empty_is_told(driver: Driver) {

@@ -26,8 +26,6 @@ pub struct GuardState {
     pub draining: bool,
     /// Taken only when the table's engine refuses.
     pub standby_only: bool,
-    /// At its allowance of requests in flight.
-    pub over_allowance: bool,
     /// Fraction 0..=1 of keys to refuse, before what the plan already counts.
     pub penalty: f64,
 }
@@ -35,7 +33,6 @@ pub struct GuardState {
 const OUT: u64 = 1;
 const DRAINING: u64 = 1 << 1;
 const STANDBY_ONLY: u64 = 1 << 2;
-const OVER_ALLOWANCE: u64 = 1 << 3;
 
 /// Where the penalty stands in a word, and its value for 1.
 const PENALTY_SHIFT: u32 = 8;
@@ -54,7 +51,6 @@ impl GuardState {
             out: false,
             draining: false,
             standby_only: false,
-            over_allowance: false,
             penalty: 0.0,
         }
     }
@@ -72,8 +68,7 @@ impl GuardWord {
                 | penalty << PENALTY_SHIFT
                 | flag(state.out, OUT)
                 | flag(state.draining, DRAINING)
-                | flag(state.standby_only, STANDBY_ONLY)
-                | flag(state.over_allowance, OVER_ALLOWANCE),
+                | flag(state.standby_only, STANDBY_ONLY),
         )
     }
 
@@ -85,7 +80,6 @@ impl GuardWord {
             out: self.0 & OUT != 0,
             draining: self.0 & DRAINING != 0,
             standby_only: self.0 & STANDBY_ONLY != 0,
-            over_allowance: self.0 & OVER_ALLOWANCE != 0,
             penalty: self.penalty(),
         }
     }
@@ -183,11 +177,10 @@ mod tests {
             out: true,
             draining: false,
             standby_only: true,
-            over_allowance: true,
             penalty: 1.0,
         };
         assert_eq!(GuardWord::pack(&state).unpack(), state);
-        assert_eq!(GuardWord::pack(&state).0, 0xffff_ffff_ffff_ff0d);
+        assert_eq!(GuardWord::pack(&state).0, 0xffff_ffff_ffff_ff05);
         let clear = GuardState::clear(Generation(3));
         assert_eq!(GuardWord::pack(&clear).unpack(), clear);
         assert!(GuardWord::pack(&clear).is_clear());

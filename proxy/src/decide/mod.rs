@@ -20,8 +20,6 @@ pub mod rates;
 pub mod retry;
 pub mod retry_budget;
 pub mod select;
-#[cfg(test)]
-mod simulation;
 pub mod tenants;
 #[cfg(test)]
 mod testing;

@@ -101,6 +101,13 @@ impl RetryBudgets {
         self.of(class).take(fraction(utilisation), now_ns)
     }
 
+    /// The same of what a retry may be paid with: the class's own budget, else the process's floor.
+    #[must_use]
+    pub fn pay(&mut self, class: ClassSlot, board: &RetryBoard, now_ns: u64) -> bool {
+        let utilisation = board.utilisation(class);
+        self.take(class, utilisation, now_ns) || board.borrow_token(utilisation)
+    }
+
     fn of(&mut self, class: ClassSlot) -> &mut RetryBudget {
         let index = class.index().min(MAX_CLASSES - 1);
         if self.budgets.len() <= index {

@@ -5,6 +5,11 @@
 //! anything else: when every eligible engine refuses, the request is shed. Each step depends on
 //! the key and the policy alone, so every host finds the same second choice for a key.
 //!
+//! Doubts move requests and refuse none. A penalty short of ejection, or a connection refused a
+//! moment ago, sends a key elsewhere; where nobody else is there, the same steps are gone through
+//! once more as if there were no doubt. An engine that is full takes nothing all the same, and while
+//! one is full a penalty stands: then there is capacity, and it is taken.
+//!
 //! Cost: an accepted key touches a line of its class, one of the table, one of the gates, one of the
 //! guard words, one of the shard's allowances (and none of the back-offs while there are none), does
 //! no allocation, takes no lock;
@@ -14,7 +19,6 @@
 
 use pointsman_shm::id::{EngineSlot, negative_ln};
 
-use crate::decide::admit::Shed;
 use crate::decide::allowance::ShardAllowances;
 use crate::decide::back_off::BackOffs;
 use crate::decide::guard::{GuardTable, penalty_refuses, remaining_penalty};
@@ -58,6 +62,8 @@ pub struct Refused {
     pub over_allowance: u16,
     /// Engines whose penalty refuses this key.
     pub penalised: u16,
+    /// Engines whose penalty refuses every key.
+    pub ejected: u16,
     /// Engines that refused a connection a moment ago.
     pub backed_off: u16,
     /// Engines this request has tried.
@@ -65,14 +71,23 @@ pub struct Refused {
 }
 
 impl Refused {
-    /// The cause to count and answer with: where an engine would take it but for its allowance,
-    /// that; else none is there to take it.
+    /// Whether an engine would take it but for what it has already: there is capacity, and it is
+    /// taken.
     #[must_use]
-    pub fn shed(&self) -> Shed {
-        if self.over_allowance > 0 {
-            Shed::Allowance
+    pub fn is_busy(&self) -> bool {
+        self.over_allowance > 0
+    }
+
+    /// The doubts that are put aside where these engines refused, and nobody is left without.
+    fn lenience(&self) -> Option<Lenience> {
+        if self.is_busy() {
+            None
+        } else if self.penalised > 0 {
+            Some(Lenience::Penalties)
+        } else if self.backed_off > 0 && self.tried == 0 {
+            Some(Lenience::All)
         } else {
-            Shed::NoEngine
+            None
         }
     }
 }
@@ -185,30 +200,16 @@ fn select_by_steps(
     guards: &mut Guards<'_>,
     tried: &Tried,
 ) -> Result<Selection, Refused> {
-    let question = Question {
+    let mut question = Question {
         index,
         key,
         guards,
         tried,
+        lenience: Lenience::None,
     };
-    let found = question
-        .by_table(class)
-        .or_else(|| {
-            let standby = class.standby.iter().copied();
-            question
-                .by_rendezvous(standby)
-                .map(|engine| (engine, Via::Standby))
-        })
-        .or_else(|| {
-            let equal = class.eligible.iter().map(|&engine| (engine, 1.0));
-            question
-                .by_rendezvous(equal)
-                .map(|engine| (engine, Via::Rest))
-        });
-    let Some((engine, via)) = found else {
-        return Err(question.count(class));
-    };
-    if !guards.back_offs.is_clear() {
+    let (engine, via) = question.ask(class, |question| question.find(class))?;
+    // One that is asked in spite of a back-off is not on trial: others are asking it as well.
+    if !guards.back_offs.is_clear() && question.lenience < Lenience::All {
         let generation = index.particulars(engine).generation;
         guards.back_offs.chosen(engine, generation, guards.now_ns);
     }
@@ -234,18 +235,18 @@ pub fn refused(
     let Some(class) = index.class(class) else {
         return Some(Refused::default());
     };
-    let question = Question {
+    let mut question = Question {
         index,
         key,
         guards,
         tried,
+        lenience: Lenience::None,
     };
-    let willing = |&engine: &EngineSlot| {
-        let refusal = question.refusal(engine);
-        refusal.is_none_or(|refusal| refusal == Refusal::StandbyOnly)
+    let somebody = |question: &Question<'_, '_>| {
+        let mut eligible = class.eligible.iter();
+        eligible.find(|&&engine| question.is_willing(engine))
     };
-    let somebody = class.eligible.iter().any(willing);
-    (!somebody).then(|| question.count(class))
+    question.ask(class, somebody).err()
 }
 
 /// One choice being made.
@@ -254,6 +255,17 @@ struct Question<'a, 'g> {
     key: u64,
     guards: &'a Guards<'g>,
     tried: &'a Tried,
+    lenience: Lenience,
+}
+
+/// Which doubts are put aside.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Lenience {
+    None,
+    /// Penalties short of ejection.
+    Penalties,
+    /// These and back-offs.
+    All,
 }
 
 /// Why an engine is not taken.
@@ -269,6 +281,8 @@ pub enum Refusal {
     OverAllowance,
     /// Its penalty refuses this key.
     Penalised,
+    /// Its penalty refuses every key.
+    Ejected,
     /// It refused a connection a moment ago, or asked for quiet.
     BackedOff,
     /// The request has been there.
@@ -285,6 +299,7 @@ impl Refusal {
             Self::StandbyOnly => "standby_only",
             Self::OverAllowance => "over_allowance",
             Self::Penalised => "penalised",
+            Self::Ejected => "ejected",
             Self::BackedOff => "backed_off",
             Self::Tried => "tried",
         }
@@ -307,6 +322,7 @@ pub fn refusals(
         key,
         guards,
         tried,
+        lenience: Lenience::None,
     };
     let asked = eligible.iter();
     asked
@@ -315,6 +331,38 @@ pub fn refusals(
 }
 
 impl Question<'_, '_> {
+    /// What `find` finds, with no more doubts put aside than it takes.
+    fn ask<T>(
+        &mut self,
+        class: &ClassIndex,
+        find: impl Fn(&Self) -> Option<T>,
+    ) -> Result<T, Refused> {
+        loop {
+            if let Some(found) = find(self) {
+                return Ok(found);
+            }
+            let refused = self.count(class);
+            match refused.lenience() {
+                Some(lenience) if self.lenience < lenience => self.lenience = lenience,
+                Some(_) | None => return Err(refused),
+            }
+        }
+    }
+
+    /// Whoever takes it, by the steps in order.
+    fn find(&self, class: &ClassIndex) -> Option<(EngineSlot, Via)> {
+        let standby = || self.by_rendezvous(class.standby.iter().copied());
+        let rest = || self.by_rendezvous(class.eligible.iter().map(|&engine| (engine, 1.0)));
+        self.by_table(class)
+            .or_else(|| Some((standby()?, Via::Standby)))
+            .or_else(|| Some((rest()?, Via::Rest)))
+    }
+
+    fn is_willing(&self, engine: EngineSlot) -> bool {
+        let refusal = self.refusal(engine);
+        refusal.is_none_or(|refusal| refusal == Refusal::StandbyOnly)
+    }
+
     fn by_table(&self, class: &ClassIndex) -> Option<(EngineSlot, Via)> {
         let first = class.look_up(self.key).1?;
         if self.refusal(first).is_none() {
@@ -339,11 +387,8 @@ impl Question<'_, '_> {
             let id_hash = self.index.particulars(engine).id_hash;
             let hash = mix(self.key ^ RENDEZVOUS_SALT, id_hash);
             let draw = negative_ln(hash) / weight;
-            let willing = self
-                .refusal(engine)
-                .is_none_or(|r| r == Refusal::StandbyOnly);
             // Draws of tiny weights may all be infinite: the first then stands for them.
-            if willing && (draw < least || best.is_none()) {
+            if self.is_willing(engine) && (draw < least || best.is_none()) {
                 (best, least) = (Some(engine), draw);
             }
         }
@@ -377,11 +422,17 @@ impl Question<'_, '_> {
             if state.draining {
                 return Some(Refusal::Draining);
             }
-            if state.over_allowance || is_full {
+            let penalty = remaining_penalty(state.penalty, particulars.planned_factor);
+            if penalty >= 1.0 {
+                return Some(Refusal::Ejected);
+            }
+            if is_full {
                 return Some(Refusal::OverAllowance);
             }
-            let penalty = remaining_penalty(state.penalty, particulars.planned_factor);
-            if penalty > 0.0 && penalty_refuses(self.key, particulars.id_hash, penalty) {
+            if penalty > 0.0
+                && self.lenience < Lenience::Penalties
+                && penalty_refuses(self.key, particulars.id_hash, penalty)
+            {
                 return Some(Refusal::Penalised);
             }
             standby_only |= state.standby_only;
@@ -389,7 +440,9 @@ impl Question<'_, '_> {
             return Some(Refusal::OverAllowance);
         }
         let (back_offs, now_ns) = (&self.guards.back_offs, self.guards.now_ns);
-        if !back_offs.admits(engine, particulars.generation, now_ns) {
+        if self.lenience < Lenience::All
+            && !back_offs.admits(engine, particulars.generation, now_ns)
+        {
             return Some(Refusal::BackedOff);
         }
         standby_only.then_some(Refusal::StandbyOnly)
@@ -404,11 +457,12 @@ impl Question<'_, '_> {
                 Some(Refusal::Draining) => refused.draining += 1,
                 Some(Refusal::OverAllowance) => refused.over_allowance += 1,
                 Some(Refusal::Penalised) => refused.penalised += 1,
+                Some(Refusal::Ejected) => refused.ejected += 1,
                 Some(Refusal::BackedOff) => refused.backed_off += 1,
                 Some(Refusal::Tried) => refused.tried += 1,
-                None | Some(Refusal::StandbyOnly) => {
-                    debug_assert!(false, "a willing engine must have been chosen");
-                }
+                // It was asked a moment ago and refused: another shard has brought a token back
+                // since, or the sentinel has thought better of it. It is there, and was taken.
+                None | Some(Refusal::StandbyOnly) => refused.over_allowance += 1,
             }
         }
         refused

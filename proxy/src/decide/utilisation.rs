@@ -1,8 +1,8 @@
 //! How full the engines of each class are, as one host can know it.
 //!
 //! The most of three, since each is blind where another sees: what the plan gave them, over what
-//! they can do; what is offered now, over what the engines that are left can do; what this host has
-//! in flight there, over what it may. The first sees all frontends and is seconds old. The second
+//! they can do; what is offered now, over what the engines that are left can do; what this process
+//! has in flight there, over what it may. The first sees all frontends and is seconds old. The second
 //! sees a demand that rose, or engines that fell out, since the plan; of other frontends it knows
 //! only the plan. The third sees work pile up, whatever the reason.
 //!
@@ -12,16 +12,18 @@
 use pointsman_shm::id::EngineSlot;
 use pointsman_shm::policy::{Class, Engine, Policy};
 
-/// What the host sees beside the policy.
+/// What a process sees beside the policy.
 pub struct Seen<'a> {
-    /// First attempts per second offered to this host, by the position of their class in the
-    /// policy.
+    /// First attempts per second offered to this host, all its processes together, by the position
+    /// of their class in the policy.
     pub offered_rps: &'a [f64],
     /// Part (0 to 1) of an engine's capacity that is in use by the guard: 0 for one that is out or
     /// draining, less than 1 for one with a penalty.
     pub usable: &'a dyn Fn(EngineSlot) -> f64,
-    /// Requests that this host has in flight at an engine.
+    /// Requests that this process has in flight at an engine.
     pub in_flight: &'a dyn Fn(EngineSlot) -> u32,
+    /// Requests that it may have in flight there: its part of what the host may.
+    pub granted: &'a dyn Fn(EngineSlot) -> u32,
 }
 
 /// Utilisation of each class's engines, by its position in the policy; infinite where there is work
@@ -77,7 +79,7 @@ struct Load {
     offered: f64,
     left: f64,
     in_flight: f64,
-    allowance: f64,
+    granted: f64,
 }
 
 impl Load {
@@ -87,13 +89,13 @@ impl Load {
         self.offered += other.offered;
         self.left += other.left;
         self.in_flight += other.in_flight;
-        self.allowance += other.allowance;
+        self.granted += other.granted;
     }
 
     fn utilisation(&self) -> f64 {
         ratio(self.planned, self.capacity)
             .max(ratio(self.offered, self.left))
-            .max(ratio(self.in_flight, self.allowance))
+            .max(ratio(self.in_flight, self.granted))
     }
 }
 
@@ -110,7 +112,7 @@ fn loads(policy: &Policy, seen: &Seen<'_>) -> Vec<Load> {
             offered: planned,
             left: engine.hard_capacity * usable,
             in_flight: counts * f64::from((seen.in_flight)(engine.slot)),
-            allowance: counts * f64::from(engine.allowance),
+            granted: counts * f64::from((seen.granted)(engine.slot)),
         }
     };
     let slots = policy
@@ -158,7 +160,7 @@ mod tests {
         let mut policy = fixture::policy(1, "A");
         policy.engines.push(fixture::engine(1, "e1"));
         for engine in &mut policy.engines {
-            (engine.hard_capacity, engine.allowance) = (10.0, 20);
+            engine.hard_capacity = 10.0;
         }
         let class = &mut policy.classes[0];
         class.demand_rps = 50.0;
@@ -182,6 +184,7 @@ mod tests {
             offered_rps: &[offered_rps],
             usable: &|engine| usable[engine.index()],
             in_flight: &|engine| in_flight[engine.index()],
+            granted: &|_| 20,
         };
         utilisations(policy, &seen)[0]
     }
@@ -223,6 +226,19 @@ mod tests {
         assert_near(utilisation(&policy, 15.0, [1.0; 2], [0; 2]), 0.75);
     }
 
+    /// Beside another process of its host, which has the other half of what may be in flight.
+    #[test]
+    fn a_process_counts_what_it_has_over_its_own_part() {
+        let policy = policy();
+        let seen = Seen {
+            offered_rps: &[50.0],
+            usable: &|_| 1.0,
+            in_flight: &|_| 9,
+            granted: &|_| 10,
+        };
+        assert_near(utilisations(&policy, &seen)[0], 0.9);
+    }
+
     #[test]
     fn work_in_flight_counts_over_what_may_be() {
         let policy = policy();
@@ -243,6 +259,7 @@ mod tests {
             offered_rps: &[50.0, 50.0],
             usable: &|_| 1.0,
             in_flight: &|_| 0,
+            granted: &|_| 20,
         };
         let found = utilisations(&policy, &seen);
         assert_near(found[0], 0.7);

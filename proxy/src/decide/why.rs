@@ -65,6 +65,11 @@ impl Refusals {
 }
 
 impl Why {
+    /// Policy `version` stood when the request came; 0 is none.
+    pub fn began(&mut self, version: u64) {
+        self.version = version;
+    }
+
     /// The request was classified: its route, its class, what its key was made of.
     pub fn classified(&mut self, route: &str, class: &str, key: KeyKind) {
         (self.route, self.class) = (shown(route), shown(class));

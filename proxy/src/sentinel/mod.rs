@@ -325,9 +325,13 @@ impl Sentinel {
 
     /// Tells the shards how full engines are.
     fn utilise(&mut self, now_ns: u64) {
-        if let Some(adopted) = self.publisher.current() {
-            self.utilise.look(&adopted.policy, &self.shared, now_ns);
-        }
+        let Some(adopted) = self.publisher.current() else {
+            return;
+        };
+        let siblings = &mut self.allotter.siblings;
+        siblings.look_at_demand();
+        self.utilise
+            .look(&adopted.policy, &self.shared, siblings, now_ns);
     }
 
     /// Brings guard words and names in line with policy, engine state and the passing of time.

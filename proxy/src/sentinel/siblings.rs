@@ -1,15 +1,16 @@
-//! The other proxy processes of this host: what they have in flight, from their signal pages.
+//! The other proxy processes of this host: what they have in flight and what they are offered, from
+//! their signal pages.
 //!
 //! There are others while one process takes over from another, and for as long as the older one's
 //! last streams run. An allowance is the host's, so each takes what the others have off its own. A
 //! page is read only while its process lives; nobody is asked, and a page that cannot be read counts
 //! for nothing.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 use pointsman_shm::Error;
-use pointsman_shm::id::{EngineSlot, Generation};
+use pointsman_shm::id::{ClassSlot, EngineSlot, Generation};
 use pointsman_shm::signals::{Flights, Instance, SignalsReader, list};
 
 use crate::decide::allowance::Others;
@@ -31,16 +32,25 @@ pub(super) struct Siblings {
     ended: BTreeSet<PathBuf>,
     next_list_ns: u64,
     complaint: Option<String>,
+    /// First attempts offered to all of them since each was first looked at.
+    offered: Offered,
 }
+
+/// Counts of first attempts by class, with the life of its slot number.
+type Offered = BTreeMap<ClassSlot, (Generation, u64)>;
 
 /// One other process.
 struct Sibling {
     page: SignalsReader,
     /// By rising slot.
     flights: Vec<Flights>,
-    started: u64,
+    started: Option<u64>,
     /// When it last began an attempt, or was first seen.
     began_at_ns: u64,
+    /// It was seen to begin one.
+    has_begun: bool,
+    /// What it was offered at the last look.
+    offered: Offered,
 }
 
 impl Siblings {
@@ -53,6 +63,7 @@ impl Siblings {
             ended: BTreeSet::new(),
             next_list_ns: 0,
             complaint: None,
+            offered: Offered::new(),
         }
     }
 
@@ -82,12 +93,34 @@ impl Siblings {
         self.complain(read);
     }
 
-    /// How many of them began an attempt lately.
+    /// Takes in what they were offered since the last look. What one was offered before it was first
+    /// looked at is old news.
+    pub(super) fn look_at_demand(&mut self) {
+        let mut read = Ok(());
+        for sibling in &mut self.living {
+            match sibling.page.offered() {
+                Ok(offered) => sibling.tell_offered(offered, &mut self.offered),
+                Err(error) => read = Err(error),
+            }
+        }
+        self.complain(read);
+    }
+
+    /// First attempts of a class that they were offered, a count that only rises.
+    pub(super) fn offered(&self, class: ClassSlot, life: Generation) -> u64 {
+        let known = self.offered.get(&class);
+        known.map_or(0, |&(of, count)| if of == life { count } else { 0 })
+    }
+
+    /// How many of them began an attempt lately. One that has just started serves nobody yet, though
+    /// room is kept for it.
     pub(super) fn serving(&self, now_ns: u64) -> u32 {
-        let serving = self
-            .living
-            .iter()
-            .filter(|sibling| sibling.is_serving(now_ns));
+        let own = self.own.as_ref().map(|(_, instance)| age(*instance));
+        let serves = |sibling: &&Sibling| {
+            let is_older = own.is_none_or(|own| age(sibling.page.instance()) < own);
+            sibling.is_serving(now_ns) && (sibling.has_begun || is_older)
+        };
+        let serving = self.living.iter().filter(serves);
         u32::try_from(serving.count()).unwrap_or(u32::MAX)
     }
 
@@ -96,7 +129,8 @@ impl Siblings {
         let own = self.own.as_ref().map(|(_, instance)| age(*instance));
         let mut others = Others::default();
         for sibling in &self.living {
-            others.in_flight += sibling.in_flight(slot, life);
+            let there = sibling.in_flight(slot, life);
+            others.in_flight = others.in_flight.saturating_add(there);
             if sibling.is_serving(now_ns) {
                 others.serving += 1;
                 // A process without a page of its own is the youngest.
@@ -131,8 +165,10 @@ impl Siblings {
                 Ok((true, page)) => self.living.push(Sibling {
                     page,
                     flights: Vec::new(),
-                    started: 0,
+                    started: None,
                     began_at_ns: now_ns,
+                    has_begun: false,
+                    offered: Offered::new(),
                 }),
                 Ok((false, _)) => {
                     self.ended.insert(path);
@@ -160,12 +196,30 @@ impl Siblings {
 impl Sibling {
     fn read(&mut self, now_ns: u64) -> Result<(), Error> {
         self.flights = self.page.flights()?;
-        let started = self.flights.iter().map(|at| at.started).sum();
-        if started > self.started {
+        let counts = self.flights.iter().map(|at| at.started);
+        let started = counts.fold(0, u64::saturating_add);
+        if self.started.is_some_and(|before| started > before) {
             self.began_at_ns = now_ns;
+            self.has_begun = true;
         }
-        self.started = started;
+        self.started = Some(started);
         Ok(())
+    }
+
+    /// Adds to `sum` what it was offered since it was last asked.
+    fn tell_offered(&mut self, offered: Vec<(ClassSlot, Generation, u64)>, sum: &mut Offered) {
+        for (class, life, count) in offered {
+            let before = self.offered.insert(class, (life, count));
+            let more = match before {
+                Some((known, before)) if known == life => count.saturating_sub(before),
+                Some(_) | None => 0,
+            };
+            let known = sum.entry(class).or_insert((life, 0));
+            if known.0 != life {
+                *known = (life, 0);
+            }
+            known.1 = known.1.wrapping_add(more);
+        }
     }
 
     fn is_serving(&self, now_ns: u64) -> bool {
@@ -250,6 +304,38 @@ mod tests {
     }
 
     #[test]
+    fn what_others_are_offered_counts_from_when_they_are_first_looked_at() {
+        const CLASS: ClassSlot = ClassSlot(0);
+        let dir = tempfile::tempdir().unwrap();
+        let other = page(dir.path());
+        let own = page(dir.path());
+        let cells = [other.segment(0), other.segment(1)];
+        let offer = |shard: usize, priority| {
+            let cell = cells[shard].class(CLASS, LIFE).unwrap();
+            cell.offered(priority);
+        };
+        (0..1_000).for_each(|_| offer(0, 0));
+        let mut siblings = Siblings::new(dir.path().to_path_buf());
+        siblings.set_own(own.path(), own.instance());
+        siblings.look(S);
+        siblings.look_at_demand();
+        assert_eq!(siblings.offered(CLASS, LIFE), 0);
+        for (shard, priority) in [(0, 0), (1, 3), (1, 0)] {
+            offer(shard, priority);
+        }
+        siblings.look_at_demand();
+        siblings.look_at_demand();
+        assert_eq!(siblings.offered(CLASS, LIFE), 3);
+        assert_eq!(siblings.offered(CLASS, Generation(2)), 0);
+        // What is known stays when it ends, so that no rate falls.
+        drop((cells, other));
+        siblings.look(2 * S);
+        siblings.look_at_demand();
+        assert!(siblings.is_empty());
+        assert_eq!(siblings.offered(CLASS, LIFE), 3);
+    }
+
+    #[test]
     fn a_younger_process_leaves_the_odd_token() {
         let dir = tempfile::tempdir().unwrap();
         let own = page(dir.path());
@@ -262,5 +348,6 @@ mod tests {
         siblings.look(S);
         let others = siblings.at(ENGINE, LIFE, S);
         assert_eq!((others.serving, others.older), (1, 0));
+        assert_eq!(siblings.serving(S), 0, "it has begun nothing yet");
     }
 }

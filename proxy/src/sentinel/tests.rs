@@ -452,10 +452,10 @@ fn two_processes_of_a_host_keep_to_one_allowance() {
     );
     let sharers = |world: &World| world.sentinel.shared.load.sharers();
     assert_eq!((sharers(&older), sharers(&younger)), (1, 2));
-    // Both begin: ten each, and what is free is halved anew.
+    // Room is kept for the younger one; the rates are the older one's until it begins.
     older.turn();
     assert_eq!(older.allowances.free(slot), 45);
-    assert_eq!(sharers(&older), 2);
+    assert_eq!(sharers(&older), 1);
     // A second later the older one has begun nothing more and only finishes what it has.
     younger.turn();
     younger.turn();
@@ -476,7 +476,8 @@ fn two_processes_of_a_host_keep_to_one_allowance() {
 #[test]
 fn shards_learn_how_full_engines_are_and_the_floor_is_filled_again() {
     let mut world = World::new();
-    let _writer = world.publish(1);
+    let writer = world.publish(1);
+    writer.heartbeat(boottime_ns());
     world.sentinel.first_look().unwrap();
     let board = Arc::clone(&world.process.retry_board);
     let class = pointsman_shm::id::ClassSlot(0);
@@ -505,5 +506,30 @@ fn shards_learn_how_full_engines_are_and_the_floor_is_filled_again() {
     }
     world.turn();
     assert_eq!(board.utilisation(class), 0.97);
+    // Beside another process of the host it may have less.
+    let load = &world.sentinel.shared.load;
+    load.set_granted(EngineSlot(0), 97);
+    world.turn();
+    assert_eq!(board.utilisation(class), 1.0);
     assert!(!board.borrow_token(board.utilisation(class)));
+}
+
+#[test]
+fn demand_is_the_hosts_whichever_process_it_came_to() {
+    let mut older = World::new();
+    older.publish(1).heartbeat(boottime_ns());
+    let handles = older.sentinel.first_look().unwrap();
+    let mut younger = World::beside(&older);
+    younger.sentinel.first_look().unwrap();
+    let class = pointsman_shm::id::ClassSlot(0);
+    let board = Arc::clone(&younger.process.retry_board);
+    // The plan knows of 1 a second, each of 0.1 of what the engine can do; 5 a second come, all to
+    // the other process.
+    for _ in 0..60 {
+        let cell = handles[0].segment().class(class, Generation(1)).unwrap();
+        (0..5).for_each(|_| cell.offered(0));
+        younger.turn();
+    }
+    let found = board.utilisation(class);
+    assert!((found - 0.9).abs() < 1e-3, "{found}");
 }

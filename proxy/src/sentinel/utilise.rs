@@ -5,6 +5,7 @@ use pointsman_shm::id::{ClassSlot, EngineSlot, Generation};
 use pointsman_shm::policy::Policy;
 
 use super::Shared;
+use super::siblings::Siblings;
 use crate::decide::retry_budget::{FLOOR_UNTIL, NONE_ABOVE, RetryFloor};
 use crate::decide::utilisation::{RateMeter, Seen, utilisations};
 
@@ -33,8 +34,14 @@ impl Utilise {
         }
     }
 
-    /// One look.
-    pub(super) fn look(&mut self, policy: &Policy, shared: &Shared, now_ns: u64) {
+    /// One look; demand is the host's, so what its other processes were offered counts too.
+    pub(super) fn look(
+        &mut self,
+        policy: &Policy,
+        shared: &Shared,
+        siblings: &Siblings,
+        now_ns: u64,
+    ) {
         let board = &shared.process.retry_board;
         if self.floor.is_due(board.floor(), now_ns) {
             board.lend();
@@ -43,7 +50,11 @@ impl Utilise {
         let rate = |class: &mut ClassRate| {
             let shards = shared.shards.iter();
             let counts = shards.map(|shard| shard.offered_count(class.slot, class.generation));
-            class.meter.look(counts.sum(), now_ns)
+            let here = counts.fold(
+                siblings.offered(class.slot, class.generation),
+                u64::wrapping_add,
+            );
+            class.meter.look(here, now_ns)
         };
         let offered_rps: Vec<f64> = self.classes.iter_mut().map(rate).collect();
         let life = |slot: EngineSlot| {
@@ -64,6 +75,7 @@ impl Utilise {
                 offered_rps: &offered_rps,
                 usable: &usable,
                 in_flight: &|slot| shared.load.in_flight(slot),
+                granted: &|slot| shared.load.granted(slot),
             },
         );
         for (at, utilisation) in found.into_iter().enumerate() {

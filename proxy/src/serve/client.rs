@@ -186,6 +186,18 @@ impl Client {
         })
     }
 
+    /// Whether the client has left by now. Asks the kernel, which may know more than this shard has
+    /// heard of.
+    pub(crate) async fn has_left(&self) -> bool {
+        match &self.outbound {
+            Outbound::Socket(socket) => socket.has_left(self.half_close),
+            Outbound::Stream(answer) => {
+                poll_fn(|context| Poll::Ready(answer.poll_gone(context).is_ready())).await
+            }
+            Outbound::Nobody(recalled) => recalled.get(),
+        }
+    }
+
     /// What the client does meanwhile: an interrupt, or none where more of its body moved along, so
     /// that the work may go on.
     fn poll_client(&mut self, context: &mut Context<'_>) -> Poll<Option<Interrupt>> {

@@ -12,6 +12,7 @@ use super::engines::EngineView;
 use super::shard::Shard;
 use super::target::Target;
 use super::waits::{Expected, WaitId};
+use crate::clock::monotonic_ns;
 use crate::decide::expect::{first_token_us, log_ratio};
 use crate::decide::penalty::LATE_FACTOR;
 use crate::metrics::TimeKind;
@@ -83,6 +84,19 @@ impl Attempt {
     pub(crate) fn stops_to_wait(&self) -> Option<(Expected, bool)> {
         let id = self.wait.take()?;
         Some(self.shard.waits.borrow_mut().end(id))
+    }
+
+    /// Another engine's first token came sooner, and the wait is called off. How long it would have
+    /// been nobody knows, but no shorter: evidence where that was already too long. Else an engine
+    /// that answers nothing would never be seen to, for as long as others answer in its place.
+    pub(crate) fn is_outrun(&self) {
+        let Some(id) = self.wait.get() else {
+            return;
+        };
+        let lasted_us = self.shard.waits.borrow().overrun_us(id, monotonic_ns());
+        if let Some(lasted_us) = lasted_us {
+            self.compares(lasted_us);
+        }
     }
 
     /// The first token came after so long. One that was late has counted already, and one from before

@@ -232,15 +232,13 @@ impl Story<'_> {
 
     /// Chooses an engine, and tells who asks which would not be chosen.
     pub(super) fn choose(&self, target: &Target, tried: &Tried) -> Result<Choice> {
-        self.telling.note(|why| {
-            let (version, refusals) = target::refusals(self.shard, target, tried);
-            why.refused(version, refusals);
-        });
+        self.telling.refused(self.shard, target, tried);
         target::choose(self.shard, target, tried)
     }
 
     /// The engine of the next attempt, if there may be one: the table allows it, an engine is
-    /// left, and the budget has a token. The token is taken last and never given back.
+    /// left, and the budget has a token, which is never given back. The engine is chosen last: an
+    /// attempt that is not made must not be the one by which a dead engine is tried again.
     fn next(&self, end: AttemptEnd, connection: Connection, course: &Course<'_>) -> Option<Choice> {
         let next = retry::next(end, connection, CutOff::Before, self.shard.rules);
         if next != Next::AnotherEngine
@@ -254,20 +252,22 @@ impl Story<'_> {
         if now_ns >= self.client.total_due_ns {
             return None;
         }
-        let choice = match self.choose(course.target, &course.tried) {
-            Ok(choice) => choice,
+        let mut tried = course.tried;
+        self.telling.refused(self.shard, course.target, &tried);
+        if target::refused(self.shard, course.target, &tried).is_some() {
             // Nobody else is there. It did not begin on the request, and on another of its
             // connections it may: once, so that a refusal cannot go round.
-            Err(_) if end == AttemptEnd::StreamRefused && !course.asked_again.replace(true) => {
-                self.choose(course.target, &Tried::default()).ok()?
+            if end != AttemptEnd::StreamRefused || course.asked_again.replace(true) {
+                return None;
             }
-            Err(_) => return None,
-        };
+            tried = Tried::default();
+        }
         if !self.has_token(course.target, now_ns) {
             self.shard.metrics.retries_refused.increment();
             self.telling.note(Why::has_no_token);
             return None;
         }
+        let choice = self.choose(course.target, &tried).ok()?;
         self.shard.metrics.retry(outcome_of(end));
         Some(choice)
     }
@@ -279,10 +279,8 @@ impl Story<'_> {
         if !shard.config.retry.budget {
             return true;
         }
-        let class = target.class.0;
-        let utilisation = shard.retry_board.utilisation(class);
         let mut budgets = shard.retries.borrow_mut();
-        budgets.take(class, utilisation, now_ns) || shard.retry_board.borrow_token(utilisation)
+        budgets.pay(target.class.0, &shard.retry_board, now_ns)
     }
 
     /// What is known of an answer before it is relayed.
@@ -366,7 +364,9 @@ impl Story<'_> {
             }
             Ending::Unseen(end) => return Ok(Err(end)),
             Ending::Cut(end) => {
-                attempt.set_outcome(outcome_of(end));
+                // Where it had said what is wrong, that it went away is no news.
+                let said = meter.error().map(outcome_of_stream_error);
+                attempt.set_outcome(said.unwrap_or_else(|| outcome_of(end)));
                 tracing::debug!(engine = attempt.engine.id, ?end, "a stream broke");
                 self.client
                     .break_answer(passed.ends_by_close, Reason::INTERNAL_ERROR);

@@ -20,11 +20,12 @@ use pointsman_shm::signals::Outcome;
 
 use super::attempt::{Attempt, NotOpened, Opened};
 use super::client::{Client, Interrupt};
+use super::expected::expect;
 use super::forward::{Course, outcome_of_interrupt};
 use super::outgoing::Sending;
 use super::request::Story;
 use super::shard::Shard;
-use super::target::Choice;
+use super::target::{self, Choice};
 use crate::clock::monotonic_ns;
 use crate::decide::blame::{Blame, blame, outcome_of, outcome_of_status};
 use crate::metrics::Hedge;
@@ -144,13 +145,19 @@ impl Story<'_> {
         if !may_try {
             return None;
         }
-        let choice = self.choose(course.target, &course.tried).ok()?;
+        if target::refused(self.shard, course.target, &course.tried).is_some() {
+            return None;
+        }
         if !self.has_token(course.target, monotonic_ns()) {
             self.shard.metrics.hedge(Hedge::NoToken);
             return None;
         }
+        let choice = self.choose(course.target, &course.tried).ok()?;
         course.has_room = course.tried.push(choice.engine.slot);
         let attempt = Attempt::start(self.shard, &choice.engine, choice.pair);
+        let asked = (course.body, self.features);
+        let wait = expect(self.shard, &choice.engine, course.target, asked);
+        attempt.wait.set(wait);
         Some((choice, attempt))
     }
 
@@ -189,6 +196,7 @@ impl Story<'_> {
                 return Won::Second(result, outcome);
             }
             Ok(Lap::Second(result)) if is_success(&result) => {
+                first.is_outrun();
                 call_off(recalled, opening.as_mut()).await;
                 metrics.hedge(Hedge::Won);
                 return Won::Second(result, Outcome::Ours);

@@ -120,6 +120,7 @@ pub(crate) async fn run(
 impl Story<'_> {
     async fn answer(&mut self) -> Result<Delivered> {
         self.shard.refresh_policy();
+        self.telling.begins(self.shard);
         let page = page_of(&self.shard.config, self.head, self.bytes)?;
         self.admit()?;
         match page {

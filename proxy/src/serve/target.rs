@@ -13,7 +13,6 @@ use super::engines::EngineView;
 use super::shard::Shard;
 use crate::clock::monotonic_ns;
 use crate::config::{Config, Sender};
-use crate::decide::back_off::BackOffs;
 use crate::decide::classify::{Classified, Question};
 use crate::decide::key::{AffinityKey, KeyKind, KeySources};
 use crate::decide::rates::RateKey;
@@ -140,9 +139,9 @@ pub(crate) fn admit(shard: &Shard, target: &Target) -> Result<()> {
     Err(Error::RateExceeded)
 }
 
-/// The error of a request that no engine would take now; none where one would. Nothing is chosen by
-/// asking. Where all that is left refused a connection a moment ago, a choice tries it all the same.
-pub(crate) fn refused(shard: &Shard, target: &Target) -> Option<Error> {
+/// The error of an attempt that no engine would take now; none where one would. Nothing is chosen by
+/// asking.
+pub(crate) fn refused(shard: &Shard, target: &Target, tried: &Tried) -> Option<Error> {
     let policy = shard.policy.borrow();
     let adopted = policy.current()?;
     let position = position_of(adopted, target)?;
@@ -153,9 +152,8 @@ pub(crate) fn refused(shard: &Shard, target: &Target) -> Option<Error> {
         allowances: shard.allowances(),
     };
     let key = target.key.hash;
-    let refused = select::refused(&adopted.index, position, key, &guards, &Tried::default())?;
-    let is_certain = refused.backed_off == 0 || busy(&refused);
-    is_certain.then(|| refusal(&refused))
+    let refused = select::refused(&adopted.index, position, key, &guards, tried)?;
+    Some(refusal(&refused))
 }
 
 /// Chooses the engine for the next attempt; `tried` holds those of the attempts before.
@@ -164,34 +162,25 @@ pub(crate) fn choose(shard: &Shard, target: &Target, tried: &Tried) -> Result<Ch
     let adopted = policy.current().ok_or(Error::NoPolicy)?;
     let position = position_of(adopted, target).ok_or(Error::NoEligibleEngine)?;
     let selection = {
-        let with = |back_offs: &mut BackOffs| {
-            let mut guards = Guards {
-                words: &shard.guard,
-                // Nobody asks for the time while nobody is backed off.
-                now_ns: if back_offs.is_clear() {
-                    0
-                } else {
-                    monotonic_ns()
-                },
-                back_offs,
-                allowances: shard.allowances(),
-            };
-            select(
-                &adopted.index,
-                position,
-                target.key.hash,
-                &mut guards,
-                tried,
-            )
+        let back_offs = &mut *shard.back_offs.borrow_mut();
+        let mut guards = Guards {
+            words: &shard.guard,
+            // Nobody asks for the time while nobody is backed off.
+            now_ns: if back_offs.is_clear() {
+                0
+            } else {
+                monotonic_ns()
+            },
+            back_offs,
+            allowances: shard.allowances(),
         };
-        match with(&mut shard.back_offs.borrow_mut()) {
-            // All that is left refused a connection a moment ago. Where everything looks bad
-            // nothing is left out: one lost handshake must not refuse a whole second's requests.
-            Err(refused) if refused.backed_off > 0 && refused.tried == 0 && !busy(&refused) => {
-                with(&mut BackOffs::new())
-            }
-            selected => selected,
-        }
+        select(
+            &adopted.index,
+            position,
+            target.key.hash,
+            &mut guards,
+            tried,
+        )
     };
     let selection = selection.map_err(|refused| refusal(&refused))?;
     let engines = shard.engines.borrow();
@@ -312,14 +301,9 @@ fn tenant_of(shard: &Shard, asked: &Asked<'_>, sender: Option<&Sender>) -> Optio
     Some(shard.tenants.tenant(name))
 }
 
-/// Whether an engine is left that would take it later.
-fn busy(refused: &Refused) -> bool {
-    refused.over_allowance > 0 || refused.penalised > 0
-}
-
 /// 429 where capacity exists but is taken, 503 where there is none.
 fn refusal(refused: &Refused) -> Error {
-    if busy(refused) {
+    if refused.is_busy() {
         Error::EnginesBusy
     } else if refused.backed_off > 0 || refused.tried > 0 {
         Error::EngineUnreachable
@@ -349,6 +333,7 @@ mod tests {
         let nothing = Refused {
             out: 2,
             draining: 1,
+            ejected: 1,
             ..Refused::default()
         };
         assert_eq!(refusal(&nothing), Error::NoEligibleEngine);

@@ -21,6 +21,7 @@ use super::shard::Shard;
 use super::target::{self, Target};
 use crate::clock::monotonic_ns;
 use crate::decide::queue::{Queue, Ticket};
+use crate::decide::select::Tried;
 use crate::error::{Error, Result};
 use crate::metrics::QueueEnd;
 
@@ -103,14 +104,17 @@ impl Story<'_> {
         let shard = self.shard;
         shard.config.queue.length > 0
             && (shard.waiting.has_line(target.class)
-                || target::refused(shard, target) == Some(Error::EnginesBusy))
+                || target::refused(shard, target, &Tried::default()) == Some(Error::EnginesBusy))
     }
 
     /// Refuses a request that no engine would take now, before its body is read, unless it may wait.
     pub(super) fn refuse_early(&self, target: &Target) -> Result<()> {
-        match target::refused(self.shard, target) {
+        match target::refused(self.shard, target, &Tried::default()) {
             Some(Error::EnginesBusy) if self.shard.config.queue.length > 0 => Ok(()),
-            Some(error) => Err(error),
+            Some(error) => {
+                self.telling.refused(self.shard, target, &Tried::default());
+                Err(error)
+            }
             None => Ok(()),
         }
     }
@@ -123,6 +127,7 @@ impl Story<'_> {
         let wait_ns = shard.config.queue.wait_ms * 1_000_000;
         let due_ns = now_ns.saturating_add(wait_ns).min(self.client.total_due_ns);
         let Some(place) = Place::take(shard, target, now_ns, due_ns) else {
+            self.telling.refused(shard, target, &Tried::default());
             shard.metrics.queue_ended(QueueEnd::Full);
             return Err(Error::EnginesBusy);
         };
@@ -138,6 +143,10 @@ impl Story<'_> {
         let turn = self.client.during(pin!(turn)).await;
         drop(place);
         let (end, waited) = match turn {
+            // Room came back, and the client left, between two turns of this shard.
+            Ok(Turn::Go) if self.client.has_left().await => {
+                (QueueEnd::Cancelled, Err(Error::ClientGone))
+            }
             Ok(Turn::Go) => (QueueEnd::Served, Ok(())),
             Ok(Turn::Lost) | Err(Interrupt::Due) if monotonic_ns() >= due_ns => {
                 (QueueEnd::Expired, Err(self.waited_in_vain()))
@@ -146,6 +155,9 @@ impl Story<'_> {
             Err(interrupt) => (QueueEnd::Cancelled, Err(self.interrupted(interrupt))),
         };
         shard.metrics.queue_ended(end);
+        if waited.is_err() {
+            self.telling.refused(shard, target, &Tried::default());
+        }
         // Who is next need not wait for a look: there may be room for two.
         shard.waiting.call();
         waited
@@ -197,7 +209,7 @@ impl<'a> Place<'a> {
         if first != Some(self.ticket) {
             return Poll::Pending;
         }
-        match target::refused(self.shard, target) {
+        match target::refused(self.shard, target, &Tried::default()) {
             Some(Error::EnginesBusy) => Poll::Pending,
             // Whatever else is wrong, the choice will say.
             Some(_) | None => Poll::Ready(Turn::Go),

@@ -73,6 +73,20 @@ impl Waits {
         }
     }
 
+    /// How long a wait has lasted of which nothing was said, where that is longer than predicted,
+    /// microseconds; none before it begins.
+    pub(crate) fn overrun_us(&self, id: WaitId, now_ns: u64) -> Option<u64> {
+        let Wait {
+            expected, due_ns, ..
+        } = self.entries[id.at()];
+        if due_ns == u64::MAX {
+            return None;
+        }
+        let begun_ns = due_ns.saturating_sub(u64::from(expected.limit_us) * 1_000);
+        let lasted_us = now_ns.saturating_sub(begun_ns) / 1_000;
+        (lasted_us > u64::from(expected.first_token_us)).then_some(lasted_us)
+    }
+
     /// The wait is over: what was expected, and whether it was said to be late.
     pub(crate) fn end(&mut self, id: WaitId) -> (Expected, bool) {
         let wait = &mut self.entries[id.at()];
@@ -147,6 +161,21 @@ mod tests {
         waits.begin(id, 60_000);
         assert_eq!(late(&mut waits, 100_000), [0; 0]);
         assert_eq!(late(&mut waits, 160_000), [1]);
+    }
+
+    #[test]
+    fn a_wait_that_outlasts_its_prediction_says_how_long_it_is() {
+        let mut waits = Waits::default();
+        let id = waits.expect(Expected {
+            first_token_us: 40,
+            ..expected(1, 100)
+        });
+        assert_eq!(waits.overrun_us(id, 1 << 40), None, "it has not begun");
+        waits.begin(id, 5);
+        assert_eq!(waits.overrun_us(id, 40_005), None);
+        assert_eq!(waits.overrun_us(id, 41_005), Some(41));
+        assert_eq!(late(&mut waits, 100_005), [1]);
+        assert_eq!(waits.overrun_us(id, 100_005), None, "it is said");
     }
 
     #[test]

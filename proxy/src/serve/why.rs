@@ -4,6 +4,7 @@ use std::cell::RefCell;
 
 use super::shard::Shard;
 use super::target::{self, Target};
+use crate::decide::select::Tried;
 use crate::decide::why::Why;
 use crate::wire::request_head::RequestHead;
 
@@ -26,6 +27,19 @@ impl Telling {
         if let Some(why) = &self.0 {
             note(&mut why.borrow_mut());
         }
+    }
+
+    /// A request begins, under the policy of now.
+    pub(crate) fn begins(&self, shard: &Shard) {
+        self.note(|why| why.began(shard.policy.borrow().version()));
+    }
+
+    /// The engines that would not take an attempt now.
+    pub(crate) fn refused(&self, shard: &Shard, target: &Target, tried: &Tried) {
+        self.note(|why| {
+            let (version, refusals) = target::refusals(shard, target, tried);
+            why.refused(version, refusals);
+        });
     }
 
     /// What the policy makes of a request.

@@ -8,15 +8,32 @@ use pointsman_proxy::decide::retry_budget::{FLOOR_PERIOD_S, FLOOR_TOKENS};
 pub(crate) enum End {
     Answered,
     Failed,
-    Shed,
+    Shed(Shed),
     Left,
+}
+
+/// Why a request was refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Shed {
+    /// More of its priority came than the policy admits.
+    Rate,
+    /// Every engine had what it may have, and so had the line.
+    Busy,
+    /// It had waited in line for as long as it may.
+    Expired,
+    /// One of a higher priority took its place in line.
+    Displaced,
+    /// No engine was there.
+    NoEngine,
 }
 
 /// The accounts.
 #[derive(Debug, Default)]
 pub(crate) struct Ledger {
     pub(crate) offered: u64,
+    /// Answered, failed, shed, left.
     ends: [u64; 4],
+    sheds: [u64; Self::SHEDS],
     pub(crate) in_flight: u64,
     pub(crate) retries: u64,
     pub(crate) retries_refused: u64,
@@ -27,13 +44,24 @@ pub(crate) struct Ledger {
 }
 
 impl Ledger {
+    pub(crate) const SHEDS: usize = 5;
+
     pub(crate) fn arrives(&mut self) {
         self.offered += 1;
         self.in_flight += 1;
     }
 
     pub(crate) fn ends_as(&mut self, end: End) {
-        self.ends[end as usize] += 1;
+        let at = match end {
+            End::Answered => 0,
+            End::Failed => 1,
+            End::Shed(why) => {
+                self.sheds[why as usize] += 1;
+                2
+            }
+            End::Left => 3,
+        };
+        self.ends[at] += 1;
         self.in_flight -= 1;
     }
 
@@ -46,6 +74,11 @@ impl Ledger {
     /// Requests by how they ended: answered, failed, shed, left.
     pub(crate) fn ends(&self) -> [u64; 4] {
         self.ends
+    }
+
+    /// Requests that were refused, by [`Shed`].
+    pub(crate) fn sheds(&self) -> [u64; Self::SHEDS] {
+        self.sheds
     }
 
     pub(crate) fn blamed(&self, blame: Blame) -> u64 {

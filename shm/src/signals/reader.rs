@@ -7,8 +7,8 @@ use std::fs::{self, File, TryLockError};
 use std::path::{Path, PathBuf};
 
 use super::layout::{
-    AT_BEAT_NS, AT_ENDED, AT_POLICY_VERSION, AT_STARTED, CLASS_WORDS, ENGINE_WORDS, Geometry,
-    PAIR_WORDS,
+    AT_BEAT_NS, AT_ENDED, AT_OFFERED, AT_POLICY_VERSION, AT_STARTED, CLASS_WORDS, ENGINE_WORDS,
+    Geometry, PAIR_WORDS,
 };
 use super::record::{AT_GENERATION, Life, copy};
 use super::writer::temporary;
@@ -16,7 +16,7 @@ use super::{ClassCounters, EngineCounters, Outcome, PairCounters, Shape};
 use crate::atomic::{AtomicU64, Ordering};
 use crate::clock::BootId;
 use crate::error::Error;
-use crate::id::{ClassSlot, EngineSlot, Generation, PairNumber};
+use crate::id::{ClassSlot, EngineSlot, Generation, MAX_PRIORITIES, PairNumber};
 use crate::region::header::{
     AT_CLASS_WORDS, AT_CLASSES, AT_ENGINE_WORDS, AT_ENGINES, AT_MAGIC, AT_PAIR_WORDS, AT_PAIRS,
     AT_PID, AT_SEGMENT_HEADER_WORDS, AT_SEGMENT_WORDS, AT_SHARDS, AT_START_NS, HEADER_WORDS,
@@ -78,6 +78,9 @@ pub struct Flights {
 
 /// Words of an engine's record up to the ends of attempts.
 const FLIGHT_WORDS: usize = AT_ENDED + Outcome::COUNT;
+
+/// Words of a class's record up to what was offered.
+const OFFERED_WORDS: usize = AT_OFFERED + MAX_PRIORITIES;
 
 /// A signal file, open for reading.
 #[derive(Debug)]
@@ -195,7 +198,7 @@ impl SignalsReader {
         let flights = (0..geometry.shape.engines).filter_map(|slot| {
             let at = geometry.engine_at(usize::from(slot));
             let sum = sum::<FLIGHT_WORDS>(&segments, at, geometry.engine_words)?;
-            let ended: u64 = sum[AT_ENDED..].iter().sum();
+            let ended = sum[AT_ENDED..].iter().copied().fold(0, u64::wrapping_add);
             Some(Flights {
                 slot: EngineSlot(slot),
                 // A life is numbered in 32 bits.
@@ -205,6 +208,34 @@ impl SignalsReader {
             })
         });
         Ok(flights.collect())
+    }
+
+    /// Reads only how many first attempts were offered of each class that was ever used, all
+    /// priorities together, by rising slot. A class whose record is just changing its life is left
+    /// out.
+    ///
+    /// # Errors
+    /// As for [`Self::snapshot`].
+    pub fn offered(&mut self) -> Result<Vec<(ClassSlot, Generation, u64)>, Error> {
+        self.follow()?;
+        let Opened { map, geometry, .. } = &self.opened;
+        let words = &map.words()[HEADER_WORDS..];
+        let segments: Vec<&[AtomicU64]> = words
+            .chunks_exact(geometry.segment_words)
+            .take(usize::from(geometry.shape.shards))
+            .collect();
+        let offered = (0..geometry.shape.classes).filter_map(|slot| {
+            let at = geometry.class_at(usize::from(slot));
+            let sum = sum::<OFFERED_WORDS>(&segments, at, geometry.class_words)?;
+            let counts = sum[AT_OFFERED..].iter().copied();
+            let generation = Generation(sum[AT_GENERATION] as u32);
+            Some((
+                ClassSlot(slot),
+                generation,
+                counts.fold(0, u64::wrapping_add),
+            ))
+        });
+        Ok(offered.collect())
     }
 
     /// Whose file it is.

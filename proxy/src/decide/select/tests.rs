@@ -10,6 +10,8 @@ use crate::decide::guard::{GuardState, GuardWord};
 use crate::decide::mix::finish;
 use crate::decide::testing;
 
+mod doubts;
+
 const THIRDS: &[(u16, f64)] = &[(3, 0.5), (5, 0.25), (9, 0.25)];
 
 struct World {
@@ -130,7 +132,7 @@ fn an_engine_at_its_allowance_passes_keys_on_and_all_at_theirs_shed() {
     }
     let refused = world.select(key).unwrap_err();
     assert_eq!(refused.over_allowance, 3);
-    assert_eq!(refused.shed(), Shed::Allowance);
+    assert!(refused.is_busy());
     world.allowances.shard(0).give_back(EngineSlot(9));
     assert_eq!(world.engine(key), 9);
     // One that is out is not counted as busy.
@@ -138,6 +140,12 @@ fn an_engine_at_its_allowance_passes_keys_on_and_all_at_theirs_shed() {
     world.allowances.shard(0).take(EngineSlot(9));
     let refused = world.select(key).unwrap_err();
     assert_eq!((refused.out, refused.over_allowance), (1, 2));
+    // Nor is one that is ejected, whatever it still has in flight.
+    world.guard(5, |state| state.penalty = 1.0);
+    world.guard(9, |state| state.penalty = 1.0);
+    let refused = world.select(key).unwrap_err();
+    assert_eq!((refused.out, refused.ejected), (1, 2));
+    assert!(!refused.is_busy());
 }
 
 #[test]
@@ -205,7 +213,7 @@ fn e02_without_a_table_the_standby_list_decides_by_its_weights() {
 fn e02_no_engine_no_class_and_odd_standby_weights() {
     let mut empty = World::new(testing::policy(&[], &[&[]]));
     assert_eq!(empty.select(1), Err(Refused::default()));
-    assert_eq!(Refused::default().shed(), Shed::NoEngine);
+    assert!(!Refused::default().is_busy());
     let mut none = World::new(testing::policy(&[], &[]));
     assert_eq!(none.select(1), Err(Refused::default()));
     let mut policy = testing::policy(&[1, 2, 3], &[&[(1, 0.0), (2, 0.0), (3, 0.0)]]);
@@ -234,13 +242,13 @@ fn a_zero_weight_engine_is_the_last_resort_and_no_other_is() {
         ..Refused::default()
     };
     assert_eq!(world.select(7), Err(refused));
-    assert_eq!(refused.shed(), Shed::NoEngine);
+    assert!(!refused.is_busy());
 }
 
 #[test]
 fn refused_keys_find_another_engine_of_the_table_first() {
     let mut world = World::of(THIRDS);
-    world.guard(9, |state| state.over_allowance = true);
+    (0..100).for_each(|_| world.allowances.shard(0).take(EngineSlot(9)));
     let moved: Vec<Selection> = (0..10_000)
         .map(|key| world.select(finish(key)).unwrap())
         .filter(|selection| selection.table_slot >= 768)
@@ -346,7 +354,7 @@ fn what_the_policy_or_the_host_rules_out_is_refused() {
         ..Refused::default()
     };
     assert_eq!(refused, expected);
-    assert_eq!(refused.shed(), Shed::Allowance);
+    assert!(refused.is_busy());
 }
 
 #[test]
@@ -387,7 +395,7 @@ fn who_would_not_take_a_key_is_told_with_the_cause() {
     world.policy.engines[5].state = PlannedState::Draining;
     world.index = PolicyIndex::build(&world.policy, &|_| true);
     world.guard(3, |state| state.out = true);
-    world.guard(5, |state| state.over_allowance = true);
+    (0..100).for_each(|_| world.allowances.shard(0).take(EngineSlot(5)));
     world.guard(9, |state| state.penalty = 1.0);
     world
         .back_offs
@@ -408,7 +416,7 @@ fn who_would_not_take_a_key_is_told_with_the_cause() {
     let mut expected = vec![
         (3, "out"),
         (5, "over_allowance"),
-        (9, "penalised"),
+        (9, "ejected"),
         (11, "backed_off"),
         (13, "draining"),
     ];
@@ -486,13 +494,12 @@ const PINNED_LN: u64 = 4_607_561_696_656_342_043;
 fn guard_state() -> impl Strategy<Value = GuardState> {
     let flag = || proptest::bool::weighted(0.2);
     let penalty = prop_oneof![Just(0.0), Just(1.0), 0.0..1.0];
-    (flag(), flag(), flag(), flag(), penalty, 1..3u32).prop_map(
-        |(out, draining, standby_only, over_allowance, penalty, generation)| GuardState {
+    (flag(), flag(), flag(), penalty, 1..3u32).prop_map(
+        |(out, draining, standby_only, penalty, generation)| GuardState {
             generation: Generation(generation),
             out,
             draining,
             standby_only,
-            over_allowance,
             penalty,
         },
     )
@@ -505,7 +512,8 @@ proptest! {
     fn no_request_leaves_the_eligible_set(
         words in proptest::collection::vec(guard_state(), 8),
         keys in proptest::collection::vec(any::<u64>(), 1..20),
-        failed in proptest::collection::vec(0..8u16, 0..4),
+        failed in proptest::collection::vec(0..8u16, 0..8),
+        full in proptest::collection::vec(0..8u16, 0..4),
         tried in proptest::collection::vec(0..8u16, 0..4),
         standby in 0..5usize,
     ) {
@@ -519,9 +527,23 @@ proptest! {
         for &engine in &failed {
             world.back_offs.failed(EngineSlot(engine), Generation(1), world.now_ns);
         }
+        for &engine in &full {
+            (0..100).for_each(|_| world.allowances.shard(1).take(EngineSlot(engine)));
+        }
         for &engine in &tried {
             prop_assert!(world.tried.push(EngineSlot(engine)));
         }
+        // Who could take anything at all: neither ruled out nor full, and not tried.
+        let word = |engine: u16| {
+            let word = &words[usize::from(engine)];
+            (word.generation == Generation(1)).then_some(word)
+        };
+        let is_there = |engine: &u16| {
+            let known = word(*engine);
+            let is_out = known.is_some_and(|w| w.out || w.draining || w.penalty >= 1.0);
+            !is_out && !full.contains(engine) && !tried.contains(engine)
+        };
+        let there: Vec<u16> = [0, 2, 4, 6].into_iter().filter(is_there).collect();
         for key in keys {
             let asked = world.refused(key);
             let selected = world.select(key);
@@ -529,19 +551,25 @@ proptest! {
             match selected {
                 Ok(selection) => {
                     let engine = selection.engine.0;
-                    let state = &words[usize::from(engine)];
-                    let known = state.generation == Generation(1);
-                    prop_assert!(engine % 2 == 0);
-                    prop_assert!(!failed.contains(&engine) && !tried.contains(&engine));
-                    prop_assert!(!known || !(state.out || state.draining || state.over_allowance));
-                    prop_assert!(!known || state.penalty < 1.0);
+                    prop_assert!(there.contains(&engine));
+                    // One that was doubted only where all are.
+                    let doubted = |engine: &u16| {
+                        failed.contains(engine) || word(*engine).is_some_and(|w| w.penalty > 0.0)
+                    };
+                    prop_assert!(!failed.contains(&engine) || there.iter().all(doubted));
                     let by_table = matches!(selection.via, Via::Table | Via::Rehash);
-                    prop_assert!(!(by_table && known && state.standby_only));
+                    let is_standby = word(engine).is_some_and(|word| word.standby_only);
+                    prop_assert!(!(by_table && is_standby));
                 }
                 Err(refused) => {
                     let counted = refused.out + refused.draining + refused.over_allowance
-                        + refused.penalised + refused.backed_off + refused.tried;
+                        + refused.penalised + refused.ejected + refused.backed_off
+                        + refused.tried;
                     prop_assert_eq!(counted, 4);
+                    // Somebody who is there is refused only where another is full, or where the
+                    // request was elsewhere already.
+                    let is_moved = refused.tried > 0;
+                    prop_assert!(there.is_empty() || refused.is_busy() || is_moved);
                 }
             }
         }
