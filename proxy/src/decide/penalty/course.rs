@@ -141,7 +141,12 @@ impl Course {
         }
         let was_closed = std::mem::replace(&mut self.was_closed, look.access == Access::Closed);
         let action = match self.stage {
-            Stage::Ejected | Stage::OnTrial if look.is_free => self.acquit(look, rules),
+            Stage::Ejected if look.is_free => {
+                self.acquit(look, rules).or_else(|| self.try_again(look))
+            }
+            Stage::OnTrial if look.is_free => self
+                .acquit(look, rules)
+                .or_else(|| self.wait_for_some(look, rules)),
             Stage::Ejected => self.try_again(look),
             _ if look.access == Access::Down => Some(self.eject(look.now_ns, Cause::Down, rules)),
             Stage::Clear if was_closed && look.access == Access::Open => Some(self.reopen(look)),
@@ -251,7 +256,7 @@ impl Course {
 
     /// Where everything looked bad an engine that is out gets its requests all the same. If it serves
     /// them well there is nothing to be tried: what was wrong was not the engine. One that goes down
-    /// while it is tried is out as ever.
+    /// while it is tried is out as ever, and one that nobody asks for anything comes back as ever.
     fn acquit(&mut self, look: &Look, rules: &Rules) -> Option<Action> {
         if look.access == Access::Down {
             let was_tried = self.stage == Stage::OnTrial;
@@ -271,6 +276,11 @@ impl Course {
             self.set(Stage::Returning, self.penalty, look.now_ns);
             return Some(Action::Returns);
         }
+        self.wait_for_some(look, rules)
+    }
+
+    /// A larger share where the time to show anything is over.
+    fn wait_for_some(&mut self, look: &Look, rules: &Rules) -> Option<Action> {
         if look.now_ns < self.changed_ns.saturating_add(look.patience_ns) {
             return None;
         }

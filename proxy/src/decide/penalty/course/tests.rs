@@ -210,6 +210,25 @@ fn an_engine_that_serves_well_though_it_is_out_is_out_no_more() {
 }
 
 #[test]
+fn an_engine_that_is_out_and_asked_for_nothing_comes_back_all_the_same() {
+    let mut watched = Watched::new();
+    watched.fail();
+    let mut actions = Vec::new();
+    for _ in 0..400 {
+        watched.now_ns += LOOK_NS;
+        let look = Look {
+            now_ns: watched.now_ns,
+            finding: Finding::default(),
+            access: Open,
+            is_free: true,
+            patience_ns: 2 * SECOND_NS,
+        };
+        actions.extend(watched.course.look(&look, &watched.rules));
+    }
+    assert_eq!(actions, [Action::Tried, Action::Cleared]);
+}
+
+#[test]
 fn a_trial_that_few_requests_come_to_widens_by_its_patience() {
     let mut watched = Watched::new();
     watched.fail();
