@@ -57,7 +57,7 @@ impl World {
 
     /// A request takes a place in line, or is refused.
     pub(crate) fn joins(&mut self, request: usize) {
-        let wait_ns = self.random.random_range(S / 10..3 * S);
+        let wait_ns = self.random.random_range(S / 100..S);
         let known = &self.requests[request];
         let shard = &mut self.shards[known.shard];
         let line = &mut shard.lines[known.class];

@@ -89,8 +89,8 @@ impl World {
     pub(crate) fn new(seed: u64) -> Self {
         let mut random = SmallRng::seed_from_u64(seed);
         let fleet = Fleet::random(&mut random);
-        let line = match random.random_bool(0.5) {
-            true => random.random_range(1..=16),
+        let line = match random.random_bool(0.7) {
+            true => random.random_range(1..=12),
             false => 0,
         };
         let shards = random.random_range(1..=8);
@@ -389,7 +389,7 @@ impl World {
     fn surges(&mut self, begins: bool) {
         self.surge = 1.0;
         if begins {
-            self.surge = self.random.random_range(1.0..8.0);
+            self.surge = self.random.random_range(2.0..16.0);
             let until_ns = self.now_ns + self.random.random_range(S..10 * S);
             self.at(until_ns.min(TROUBLE_NS.end), Event::Surges(false));
         }
