@@ -21,7 +21,7 @@ const FALLS_PER_S: f64 = 0.025;
 /// it is no bad way of one host's.
 const AGREED: f64 = 0.5;
 /// Hosts that take so much more again have found it bad again: less is how their looks fall.
-const AGAIN: f64 = 0.25;
+const AGAIN: f64 = 0.4;
 /// Longest pass that counts, seconds: after a pause nothing leaps.
 const MOST_PASS_S: f64 = 4.0;
 /// How long a penalty stands without evidence before it is tried without, at first and at most,
@@ -265,8 +265,8 @@ mod tests {
         assert_eq!(penalties(&mut course, &back), [0.0; 10]);
         // They found it bad again: that is new.
         out(&mut course);
-        let again = penalties(&mut course, &[0.9, 1.0, 0.6, 0.7, 0.85, 0.95]);
-        assert_eq!(again, [0.0, 0.0, 0.0, 0.0, 0.25, 0.5]);
+        let again = penalties(&mut course, &[0.8, 1.0, 0.4, 0.6, 0.75, 0.85, 0.95]);
+        assert_eq!(again, [0.0, 0.0, 0.0, 0.0, 0.0, 0.25, 0.5]);
         // What they hold on to for forty seconds is no return.
         let mut course = Course::default();
         out(&mut course);
