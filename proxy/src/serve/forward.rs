@@ -194,7 +194,6 @@ impl Story<'_> {
         if blame(outcome_of_status(answer.head.status)) != Some(Blame::BackPressure) {
             return;
         }
-        // As a number: a date means nothing between hosts whose clocks differ.
         let Some(seconds) = answer.head.retry_after_s else {
             return;
         };

@@ -29,7 +29,7 @@ pub struct ResponseHead {
     pub keep_alive: bool,
     /// `Keep-Alive: timeout=N`, seconds.
     pub keep_alive_timeout_s: Option<u32>,
-    /// `Retry-After` in seconds, where it was a number.
+    /// `Retry-After` in seconds, also where it was a date and the head has its own.
     pub retry_after_s: Option<u32>,
     /// The first `Content-Type`; empty where there is none.
     pub content_type: Span,
@@ -130,7 +130,7 @@ impl ResponseHead {
             framing,
             keep_alive: persistent && framing != ResponseFraming::UntilClose,
             keep_alive_timeout_s: keep_alive_timeout(&fields, head),
-            retry_after_s: field::find(&fields, head, "retry-after").and_then(seconds),
+            retry_after_s: retry_after(&fields, head),
             content_type,
             event_stream: is_event_stream(content_type.of(head)),
             fields,
@@ -168,6 +168,18 @@ fn keep_alive_timeout(fields: &[Field], head: &[u8]) -> Option<u32> {
                 .then(|| seconds(value))
                 .flatten()
         })
+}
+
+/// How long the engine wants quiet. A date is taken from the head's own (RFC 9110, 10.2.3), since
+/// whose clock is right nobody knows: without one, as of what is no date, nothing is said.
+fn retry_after(fields: &[Field], head: &[u8]) -> Option<u32> {
+    let value = field::find(fields, head, "retry-after")?;
+    seconds(value).or_else(|| {
+        let date = |value: &[u8]| httpdate::parse_http_date(std::str::from_utf8(value).ok()?).ok();
+        let sent = date(field::find(fields, head, "date")?)?;
+        let wait = date(value)?.duration_since(sent).unwrap_or_default();
+        Some(u32::try_from(wait.as_secs()).unwrap_or(u32::MAX))
+    })
 }
 
 /// Whole seconds; a date or a fraction is `None`.
@@ -290,13 +302,20 @@ mod tests {
     }
 
     #[test]
-    fn retry_after_counts_only_in_seconds() {
-        let text = |value| format!("HTTP/1.1 503 Busy\r\nRetry-After: {value}\r\n\r\n");
-        assert_eq!(head(&text("7")).retry_after_s, Some(7));
-        assert_eq!(
-            head(&text("Fri, 31 Dec 1999 23:59:59 GMT")).retry_after_s,
-            None
-        );
-        assert_eq!(head(&text("99999999999")).retry_after_s, None);
+    fn retry_after_is_seconds_or_a_date_beside_the_heads_own() {
+        let text = |value, rest| format!("HTTP/1.1 503 Busy\r\nRetry-After: {value}\r\n{rest}\r\n");
+        let wait = |value, rest| head(&text(value, rest)).retry_after_s;
+        let sent = "Date: Fri, 31 Dec 1999 23:59:52 GMT\r\n";
+        assert_eq!(wait("7", ""), Some(7));
+        assert_eq!(wait("99999999999", ""), None);
+        assert_eq!(wait("1.5", sent), None);
+        assert_eq!(wait("Fri, 31 Dec 1999 23:59:59 GMT", sent), Some(7));
+        assert_eq!(wait("Friday, 31-Dec-99 23:59:59 GMT", sent), Some(7));
+        // Over already; and further away than a number can say.
+        assert_eq!(wait("Fri, 31 Dec 1999 23:59:50 GMT", sent), Some(0));
+        assert_eq!(wait("Fri, 31 Dec 9999 23:59:59 GMT", sent), Some(u32::MAX));
+        // Nobody knows by whose clock.
+        assert_eq!(wait("Fri, 31 Dec 1999 23:59:59 GMT", ""), None);
+        assert_eq!(wait("Fri, 31 Dec 1999 23:59:59 GMT", "Date: now\r\n"), None);
     }
 }
