@@ -70,10 +70,11 @@ pub(super) async fn run(args: &Args, alarm: &Rc<Alarm>) -> anyhow::Result<Outcom
         judge(&name, &with, &without, &mut outcome.verdict);
         outcome.picture.panel(storm_panel(&name, &with, &without));
         outcome.picture.panel(plan_panel(&name, &with));
+        let sampler = &with.world.sampler;
+        let verdict = &mut outcome.verdict;
+        alerts::judge_of(&name, verdict, &args.rules, sampler, &ALERTS).await;
         if proxies == 1 {
             with.world.draw_marks(&mut outcome.picture);
-            let sampler = &with.world.sampler;
-            alerts::judge(&mut outcome.verdict, &args.rules, sampler, &ALERTS).await;
         }
     }
     Ok(outcome)
