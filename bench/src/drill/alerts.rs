@@ -34,31 +34,16 @@ pub(super) async fn judge(
     sampler: &Sampler,
     expected: &[&str],
 ) {
-    judge_of("", verdict, rules, sampler, expected).await;
-}
-
-/// The same where several worlds are judged, of one by its name.
-pub(super) async fn judge_of(
-    world: &str,
-    verdict: &mut Verdict,
-    rules: &Path,
-    sampler: &Sampler,
-    expected: &[&str],
-) {
-    let (note, of) = match world {
-        "" => ("alerts".to_owned(), String::new()),
-        world => (format!("{world}_alerts"), format!("{world}: ")),
-    };
     let text = if expected.is_empty() {
-        format!("{of}no alert fires")
+        "no alert fires".to_owned()
     } else {
-        format!("{of}{} fires and no other alert", expected.join(", "))
+        format!("{} fires and no other alert", expected.join(", "))
     };
     match fired(rules, sampler).await {
         Ok(fired) => {
             let expected: BTreeSet<String> = expected.iter().map(|&name| name.to_owned()).collect();
             let list = fired.keys().cloned().collect::<Vec<_>>();
-            verdict.note(&note, list);
+            verdict.note("alerts", list);
             let seen: Vec<String> = fired
                 .iter()
                 .map(|(name, at_s)| format!("{name} from {at_s} s on"))
