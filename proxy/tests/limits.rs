@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use pointsman_tests::both_drivers;
 use pointsman_tests::client::{CHAT, End, UNARY, assert_error, chat, post, post_head};
-use pointsman_tests::engine::Engine;
+use pointsman_tests::engine::{Engine, Gate, Unreachable};
 use pointsman_tests::folder::Folder;
 use pointsman_tests::policy::Draft;
 use pointsman_tests::proxy::{Driver, Proxy};
@@ -19,6 +19,8 @@ both_drivers!(
     f05_bodies_over_the_memory_are_refused,
     a_proxy_without_policy_says_so,
     a_client_that_does_not_read_is_given_up,
+    /// E05: who waits for an engine that hangs is alone with it.
+    e05_engines_that_hang_in_every_way_hold_nobody_else_up,
     /// B11: a refusal stands in the place of the 100.
     b11_a_refusal_takes_the_place_of_the_hundred,
     /// B13: a body that ends early was never a request.
@@ -145,6 +147,61 @@ fn a_client_that_does_not_read_is_given_up(driver: Driver) {
     let outcome = [("outcome", "client_cancel")];
     proxy.await_metric("pointsman_proxy_attempts_total", &outcome, 1.0);
     proxy.await_rest();
+}
+
+fn e05_engines_that_hang_in_every_way_hold_nobody_else_up(driver: Driver) {
+    const EACH: usize = 24;
+    let unreachable = Unreachable::new();
+    let gate = Gate::new();
+    let (shut, well) = (gate.clone(), Engine::named("well"));
+    // Takes the connection and reads nothing.
+    let deaf = Engine::start(move |conn| _ = conn.wait_at(&shut));
+    let silent = Engine::silent();
+    let stops = Engine::serving(|conn, _| {
+        conn.stream_head();
+        conn.chunk("data: {}\n\n");
+        conn.await_end();
+    });
+    let hanging = [
+        ("unreachable", unreachable.address()),
+        ("deaf", deaf.address()),
+        ("silent", silent.address()),
+        ("stops", stops.address()),
+    ];
+    let mut draft = Draft::new().engine("well", well.address());
+    draft = draft.route("m", &[("well", 1.0)]);
+    for (name, address) in hanging {
+        draft = draft.engine(name, address).route(name, &[(name, 1.0)]);
+    }
+    // Nothing ends before its client leaves.
+    let more = "shards = 1\n[timeouts]\nconnect_ms = 600000\nidle_ms = 600000";
+    let proxy = Proxy::configured(driver, &draft, more);
+    let mut clients = Vec::new();
+    for (name, _) in hanging {
+        // More than the kernel keeps for one that does not read.
+        let pad = if name == "deaf" { 1 << 20 } else { 0 };
+        let pad = "x".repeat(pad);
+        let body = format!(r#"{{"model":"{name}","stream":true,"messages":["{pad}"]}}"#);
+        for _ in 0..EACH {
+            let mut client = proxy.connect();
+            client.send(post(CHAT, &body));
+            clients.push(client);
+        }
+    }
+    proxy.await_in_flight(hanging.len() * EACH);
+    let mut client = proxy.connect();
+    for _ in 0..200 {
+        client.send(chat(false));
+        assert_eq!(client.response().text(), r#"{"engine":"well"}"#);
+    }
+    drop(client);
+    for (name, _) in hanging {
+        let in_flight = "pointsman_proxy_engine_in_flight";
+        proxy.await_metric(in_flight, &[("engine", name)], EACH as f64);
+    }
+    drop(clients);
+    proxy.await_rest();
+    gate.open();
 }
 
 fn b11_a_refusal_takes_the_place_of_the_hundred(driver: Driver) {

@@ -10,6 +10,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use crate::client::{End, reset_on_drop};
+use crate::wait::{SOON, eventually};
 use crate::wire::{Message, Source, framing};
 
 /// How long a connection may stay silent before its script fails.
@@ -391,6 +392,58 @@ impl Refusing {
 }
 
 impl Default for Refusing {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+/// An address whose listener's queue is full for as long as this lives: the kernel drops what would
+/// connect.
+pub struct Unreachable {
+    listener: TcpListener,
+    /// What fills the queue.
+    _fill: Vec<TcpStream>,
+}
+
+impl Unreachable {
+    /// Listens with the shortest queue there is, and fills it.
+    ///
+    /// # Panics
+    /// When it cannot.
+    #[must_use]
+    pub fn new() -> Self {
+        let listener = listen(0);
+        let address = listener.local_addr().expect("a listener has an address");
+        let mut fill = Vec::new();
+        eventually(
+            SOON,
+            "the listener's queue is full",
+            || match TcpStream::connect_timeout(&address, Duration::from_millis(300)) {
+                Ok(stream) => {
+                    fill.push(stream);
+                    None
+                }
+                Err(_) => Some(()),
+            },
+        );
+        Self {
+            listener,
+            _fill: fill,
+        }
+    }
+
+    /// The address.
+    ///
+    /// # Panics
+    /// When the kernel does not know it.
+    #[must_use]
+    pub fn address(&self) -> SocketAddr {
+        let address = self.listener.local_addr();
+        address.expect("a listener has an address")
+    }
+}
+
+impl Default for Unreachable {
     fn default() -> Self {
         Self::new()
     }

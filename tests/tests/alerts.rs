@@ -62,6 +62,16 @@ fn promtool_reads_the_rules_and_each_alert_fires_on_its_series() {
     let alerts = values(&rules, "alert:");
     assert!(alerts.len() >= 16, "{alerts:?}");
     assert_eq!(alerts, values(&series, "alertname:"));
+    // Nor without a word on what to do.
+    let page = std::fs::read_to_string(root().join("solver/OPERATING.md")).unwrap();
+    let untold: Vec<_> = alerts
+        .iter()
+        .filter(|name| !page.contains(**name))
+        .collect();
+    assert!(
+        untold.is_empty(),
+        "OPERATING.md does not tell of {untold:?}"
+    );
 }
 
 fn topology(engines: [SocketAddr; 2]) -> String {

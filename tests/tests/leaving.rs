@@ -1,20 +1,22 @@
 //! Clients that leave, connections that live a moment, peers that are slow, signals that interrupt:
 //! nothing leaks, nothing is cut, nobody else notices.
 //!
-//! Entries I01, I05, I06 and I07 of the list of known failures, each by name (`tests/README.md`),
-//! and the thousand abandoned streams.
+//! Entries E01, I01, I05, I06 and I07 of the list of known failures, each by name
+//! (`tests/README.md`), and the thousand abandoned streams.
 
 #![expect(clippy::unwrap_used, reason = "a test may end at any surprise")]
 
-use std::net::{SocketAddr, TcpStream};
 use std::process::{Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
+use pointsman_shm::signals::{EngineCounters, SignalsReader, list};
 use pointsman_tests::both_drivers;
 use pointsman_tests::client::{CHAT, Client, STREAMED, UNARY, chat, post, post_with};
-use pointsman_tests::engine::{Engine, What, listen};
-use pointsman_tests::policy::Draft;
+use pointsman_tests::engine::{Conn, Engine, Unreachable, What};
+use pointsman_tests::policy::{Draft, FRONTEND};
 use pointsman_tests::proxy::{Driver, Proxy};
 use pointsman_tests::sys;
 use pointsman_tests::wait::{LONG, SOON, eventually, eventually_equals};
@@ -22,6 +24,7 @@ use pointsman_tests::wire::Ending;
 
 both_drivers!(
     a_thousand_abandoned_streams_free_everything,
+    e01_aborts_at_every_stage_leave_no_count_behind,
     i01_short_lived_connections_leak_nothing,
     i01_connects_that_time_out_leak_nothing,
     i05_a_slow_reader_gets_every_byte,
@@ -80,6 +83,115 @@ fn a_thousand_abandoned_streams_free_everything(driver: Driver) {
     });
 }
 
+fn e01_aborts_at_every_stage_leave_no_count_behind(driver: Driver) {
+    const SEED: u64 = 11;
+    const SESSIONS: usize = 400;
+    eprintln!("seed {SEED}");
+    let (first, second) = (steady_engine(), steady_engine());
+    let (turn, well) = (AtomicUsize::new(0), Arc::new(AtomicBool::new(false)));
+    let is_well = Arc::clone(&well);
+    let breaking = Engine::serving(move |conn, _| match is_well.load(Relaxed) {
+        true => _ = conn.respond(200, "{}"),
+        false => break_off(conn, turn.fetch_add(1, Relaxed)),
+    });
+    let addresses = [&first, &second, &breaking].map(Engine::address);
+    let draft = |with_first: bool| {
+        let draft = Draft::new().engine("E1", addresses[0]);
+        let draft = draft.engine("E2", addresses[1]).engine("E3", addresses[2]);
+        let draft = match with_first {
+            true => draft.route("m", &[("E1", 0.5), ("E2", 0.25), ("E3", 0.25)]),
+            false => draft.route("m", &[("E2", 0.75), ("E3", 0.25)]),
+        };
+        // One that was not given back would soon be missed.
+        draft.with(|policy| policy.engines.iter_mut().for_each(|one| one.allowance = 16))
+    };
+    let more = "shards = 2\n[timeouts]\nengine_idle_ms = 300\nfirst_byte_ms = 300\n\
+                [hedge]\nenabled = true";
+    let mut proxy = Proxy::configured(driver, &draft(true), more);
+    std::thread::scope(|scope| {
+        for worker in 0..4 {
+            let (proxy, random) = (&proxy, Random(SEED + worker));
+            scope.spawn(move || abort_at_random(proxy, random, 300));
+        }
+    });
+    // Also the one that was gone meanwhile, with what it was doing.
+    proxy.adopt(&draft(false));
+    proxy.await_rest();
+    assert_ended_as_often_as_started(&proxy);
+    well.store(true, Relaxed);
+    proxy.adopt(&draft(true));
+    let before = first.requests().len();
+    for number in 0..SESSIONS {
+        let fields = format!("X-Session-Id: s{number}\r\n");
+        let _ = proxy.ask(post_with(CHAT, &fields, UNARY));
+    }
+    let got = first.requests().len() - before;
+    // Half of them: five standard deviations are 50.
+    assert!((150..=250).contains(&got), "{got} of {SESSIONS}");
+    proxy.await_rest();
+    assert_ended_as_often_as_started(&proxy);
+}
+
+/// Ends an attempt badly, in one way after the other.
+fn break_off(conn: &mut Conn, turn: usize) {
+    match turn % 6 {
+        0 => conn.reset(),
+        1 => {
+            conn.stream_head();
+            conn.reset();
+        }
+        2 => {
+            conn.stream_head();
+            conn.chunk("data: {}\n\n");
+            conn.reset();
+        }
+        3 => _ = conn.respond(503, "{}"),
+        4 => _ = conn.respond(500, "{}"),
+        _ => _ = conn.await_end(),
+    }
+}
+
+/// Clients that leave in the middle of a request, behind it, behind the head of an answer, or not
+/// before its end.
+fn abort_at_random(proxy: &Proxy, mut random: Random, times: usize) {
+    for number in 0..times {
+        let fields = format!("X-Session-Id: s{number}\r\n");
+        let body = if random.below(2) == 0 {
+            UNARY
+        } else {
+            STREAMED
+        };
+        let request = post_with(CHAT, &fields, body);
+        let mut client = proxy.connect();
+        match random.below(4) {
+            0 => client.send(&request[..random.below(request.len())]),
+            1 => client.send(&request),
+            stage => {
+                client.send(&request);
+                let mut answer = client.head();
+                if stage > 2 {
+                    client.body(&mut answer);
+                }
+            }
+        }
+        if random.below(2) == 0 {
+            client.reset();
+        }
+    }
+}
+
+/// By the signals that the solver reads.
+fn assert_ended_as_often_as_started(proxy: &Proxy) {
+    let dir = proxy.folder().region_dir(FRONTEND).join("signals");
+    eventually(SOON, "as many attempts ended as were started", || {
+        let mut reader = SignalsReader::open(&list(&dir).unwrap()[0]).unwrap();
+        let engines = reader.snapshot().unwrap().engines;
+        let open =
+            |(_, engine): &(_, EngineCounters)| engine.started != engine.ended.iter().sum::<u64>();
+        (!engines.is_empty() && !engines.iter().any(open)).then_some(())
+    });
+}
+
 fn i01_short_lived_connections_leak_nothing(driver: Driver) {
     let engine = Engine::named("E");
     let proxy = Proxy::configured(driver, &Draft::single(engine.address()), SOON_IDLE);
@@ -130,9 +242,9 @@ fn visit(proxy: &Proxy, number: usize) -> bool {
 }
 
 fn i01_connects_that_time_out_leak_nothing(driver: Driver) {
-    let (silent, _fill) = unreachable_listener();
+    let silent = Unreachable::new();
     let engine = Engine::named("E2");
-    let draft = Draft::with_standby(silent, engine.address());
+    let draft = Draft::with_standby(silent.address(), engine.address());
     let proxy = Proxy::configured(driver, &draft, SOON_IDLE);
     let sockets = proxy.daemon.sockets();
     // Many leave while the proxy still connects.
@@ -162,26 +274,6 @@ fn i01_connects_that_time_out_leak_nothing(driver: Driver) {
     );
     proxy.await_rest();
     proxy.await_sockets(sockets);
-}
-
-/// An address whose listener's queue is full: the kernel drops what would connect. The sockets
-/// that fill it come with it.
-fn unreachable_listener() -> (SocketAddr, Vec<Box<dyn std::any::Any>>) {
-    let listener = listen(0);
-    let address = listener.local_addr().unwrap();
-    let mut held: Vec<Box<dyn std::any::Any>> = vec![Box::new(listener)];
-    eventually(
-        SOON,
-        "the listener's queue is full",
-        || match TcpStream::connect_timeout(&address, Duration::from_millis(300)) {
-            Ok(stream) => {
-                held.push(Box::new(stream));
-                None
-            }
-            Err(_) => Some(()),
-        },
-    );
-    (address, held)
 }
 
 fn i05_a_slow_reader_gets_every_byte(driver: Driver) {

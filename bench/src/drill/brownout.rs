@@ -4,6 +4,7 @@
 //! guardrails; and at a load so low, spread over sixteen proxies, that no proxy alone sees enough:
 //! there the hosts' evidence together must do it. All worlds run at once.
 
+use std::net::SocketAddr;
 use std::rc::Rc;
 
 use pointsman_shm::engine_state::EngineStates;
@@ -15,12 +16,13 @@ use super::cast::Cast;
 use super::picture::Panel;
 use super::plan::{Pace, Plan};
 use super::record::{Record, arrived, ttft_ms};
-use super::sampler::{Look, within};
+use super::sampler::{Look, sum_on, within};
 use super::users::{Keys, Tries};
 use super::verdict::{Bar, Verdict};
 use super::world::{World, chat};
 use super::{Args, Outcome};
 use crate::alarm::Alarm;
+use crate::sys::monotonic_ns;
 
 const FAST: Pace = Pace {
     idle_ms: 50.0,
@@ -45,6 +47,9 @@ const FACTOR: f64 = 5.0;
 /// Seconds before it turns slow, and after.
 const BEFORE_S: f64 = 12.0;
 const AFTER_S: f64 = 42.0;
+/// Time between two looks for what is to happen within a bar.
+const LOOK_S: f64 = 0.1;
+const PENALTY: &str = "pointsman_proxy_engine_penalty";
 /// The world of many quiet proxies.
 const QUIET_PROXIES: usize = 16;
 const QUIET_RPS: f64 = 0.2;
@@ -55,7 +60,9 @@ struct Played {
     world: World,
     records: Vec<Record>,
     from_ns: u64,
-    /// When the pooled penalty first lowered the engine, seconds after it turned slow.
+    /// When a proxy first penalised the engine, seconds after it turned slow.
+    penalised_s: Option<f64>,
+    /// When the pooled penalty first lowered it.
     pooled_s: Option<f64>,
 }
 
@@ -96,12 +103,7 @@ pub(super) async fn run(args: &Args, alarm: &Rc<Alarm>) -> anyhow::Result<Outcom
         Bar::Above(0.05),
         "without guardrails: share of the slow engine (or the drill is void)",
     );
-    outcome.verdict.measure(
-        "quiet_pooled_s",
-        quiet.pooled_s,
-        Bar::AtMost(POOLED_WITHIN_S),
-        "16 proxies of 0.2 requests/s: seconds until the pooled evidence lowers the engine",
-    );
+    judge_quiet(&quiet, &mut outcome.verdict);
     alerts::judge(
         &mut outcome.verdict,
         &args.rules,
@@ -152,11 +154,19 @@ async fn play(
     if turn == Turn::Slow {
         world.cast.set(BROWN, &json!({"slowdown": FACTOR})).await?;
     }
-    let mut pooled_s = None;
-    while world.seconds(crate::sys::monotonic_ns()) < world.seconds(from_ns) + AFTER_S {
-        let now_ns = world.rest(0.5).await?;
+    let (mut penalised_s, mut pooled_s) = (None, None);
+    loop {
+        world.rest(LOOK_S).await?;
+        if turn == Turn::Slow && penalised_s.is_none() {
+            let page = world.cast.proxy_page().await?;
+            let penalty = sum_on(&page, PENALTY, &[("engine", BROWN)]);
+            penalised_s = (penalty > Some(0.0)).then(|| since_s(from_ns));
+        }
         if pooled_s.is_none() && is_lowered(&world.cast)? {
-            pooled_s = Some((now_ns - from_ns) as f64 / 1e9);
+            pooled_s = Some(since_s(from_ns));
+        }
+        if since_s(from_ns) >= AFTER_S {
+            break;
         }
     }
     let records = world.finish().await?;
@@ -164,8 +174,13 @@ async fn play(
         world,
         records,
         from_ns,
+        penalised_s,
         pooled_s,
     })
+}
+
+fn since_s(from_ns: u64) -> f64 {
+    (monotonic_ns() - from_ns) as f64 / 1e9
 }
 
 /// Whether the solver tells proxies that the engine is to have less.
@@ -188,20 +203,38 @@ fn is_lowered(cast: &Cast) -> anyhow::Result<bool> {
     Ok(engine.planned_factor < 1.0 || state.is_some_and(|state| state.penalty > 0.0))
 }
 
+/// What no proxy alone could see is found by the solver, and every proxy goes by it.
+fn judge_quiet(quiet: &Played, verdict: &mut Verdict) {
+    verdict.measure(
+        "quiet_pooled_s",
+        quiet.pooled_s,
+        Bar::AtMost(POOLED_WITHIN_S),
+        "16 proxies of 0.2 requests/s: seconds until the pooled evidence lowers the engine",
+    );
+    let last = quiet.world.sampler.last();
+    let takes_less = |proxy: &(String, SocketAddr)| {
+        let labels = [("instance", &*proxy.0), ("engine", BROWN)];
+        quiet.world.sampler.sum(&last, PENALTY, &labels) > Some(0.0)
+    };
+    let pages = quiet.world.cast.proxy_pages();
+    verdict.measure(
+        "quiet_proxies",
+        Some(pages.iter().filter(|proxy| takes_less(proxy)).count() as f64),
+        Bar::AtLeast(QUIET_PROXIES as f64),
+        "16 proxies of 0.2 requests/s: proxies that send the engine less at the end",
+    );
+}
+
 fn judge(name: &str, played: &Played, twin: &Played, verdict: &mut Verdict) {
     let pace = &played.world.cast.plan.pace;
     let base_s = pace.idle_ms / 1e3;
     let limit_s = limit_s(pace);
     let looks = played.world.sampler.looks();
     let at = |seconds: f64| played.from_ns + (seconds * 1e9) as u64;
-    let penalised = within(&looks, played.from_ns, u64::MAX)
-        .iter()
-        .find(|look| penalty(&played.world, look, BROWN) > 0.0);
-    // Looks are half a second apart.
     verdict.measure(
         &format!("{name}_penalised_s"),
-        penalised.map(|look| (look.at_ns - played.from_ns) as f64 / 1e9),
-        Bar::AtMost(limit_s + 0.5),
+        played.penalised_s,
+        Bar::AtMost(limit_s),
         &format!("base {base_s} s: seconds until the slow engine was penalised"),
     );
     let well = |world: &World, looks: &[Look], ill: bool| {
@@ -274,7 +307,6 @@ fn share(world: &World, looks: &[Look]) -> Option<f64> {
 
 /// The largest penalty that a proxy gives an engine at a look: 1 where it is ejected.
 fn penalty(world: &World, look: &Look, engine: &str) -> f64 {
-    let name = "pointsman_proxy_engine_penalty";
     let labels = [("engine", engine)];
-    world.sampler.most(look, name, &labels).unwrap_or(0.0)
+    world.sampler.most(look, PENALTY, &labels).unwrap_or(0.0)
 }

@@ -217,6 +217,13 @@ impl Cast {
             .collect()
     }
 
+    /// The metrics of the first proxy now, for what happens between two looks of the sampler.
+    pub(super) async fn proxy_page(&self) -> anyhow::Result<String> {
+        let proxy = self.proxies.first().context("there is no proxy")?;
+        let (_, page) = fetch::get(proxy.admin, "/metrics").await?;
+        Ok(String::from_utf8_lossy(&page).into_owned())
+    }
+
     /// The solver's admin address, while it runs and answers.
     pub(super) fn solver_page(&self) -> Option<SocketAddr> {
         let solver = self.solver.as_ref().filter(|_| !self.solver_frozen)?;

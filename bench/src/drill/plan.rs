@@ -19,7 +19,7 @@ const RTT_MS: f64 = 1.0;
 const UNGUARDED_SOLVER: &str = "pool_penalties = false\nallowance_burst = 1000.0\n";
 /// What takes the proxies' away: penalties, own health checks, and the retry budget.
 const UNGUARDED_PROXY: &str = "\n[penalties]\nenabled = false\n\n[probes]\nenabled = false\n\n\
-                               [retry]\nattempts = 3\nbudget = false\n";
+                               [retry]\nbudget = false\n";
 
 /// A world before it is started.
 #[derive(Clone, Debug)]
@@ -32,6 +32,9 @@ pub(super) struct Plan {
     pub(super) routes: Vec<Route>,
     /// How fast engines are.
     pub(super) pace: Pace,
+    /// Engines keep prompts and are faster when one comes again, which no profile foresees: else the
+    /// pace is what it says it is.
+    pub(super) caches: bool,
     /// More lines of the topology's `[solver]`.
     pub(super) solver: String,
     /// Sections after it, such as `[[priorities]]`.
@@ -124,6 +127,7 @@ impl Plan {
                 weights: Vec::new(),
             }],
             pace,
+            caches: false,
             solver: String::new(),
             sections: String::new(),
             proxy: String::new(),
@@ -141,9 +145,25 @@ impl Plan {
 
     /// The same world without guardrails, as far as its files can take them away: what a drill is
     /// compared with, so that it shows nothing where they make no difference.
-    pub(super) fn unguarded(mut self) -> Self {
+    pub(super) fn unguarded(self) -> Self {
+        self.unguarded_with(3)
+    }
+
+    /// The same where a request is tried so often at most.
+    pub(super) fn unguarded_with(mut self, attempts: u32) -> Self {
         self.solver.push_str(UNGUARDED_SOLVER);
         self.proxy_sections.push_str(UNGUARDED_PROXY);
+        let _ = writeln!(self.proxy_sections, "attempts = {attempts}");
+        self
+    }
+
+    /// Engines that are batches and no queues: they take what comes, each as fast as their profile
+    /// says at their load. Else their places are so few that chance makes requests wait where no
+    /// profile foresees it.
+    pub(super) fn batching(mut self) -> Self {
+        for engine in &mut self.engines {
+            engine.max_running *= 20;
+        }
         self
     }
 
@@ -171,6 +191,9 @@ impl Plan {
         let mut line = vec!["engine".to_owned()];
         for (flag, value) in words {
             line.extend([flag.to_owned(), value]);
+        }
+        if !self.caches {
+            line.extend(["--cache-blocks".to_owned(), "0".to_owned()]);
         }
         line
     }

@@ -114,10 +114,7 @@ impl Sampler {
         join: impl Fn(f64, f64) -> f64,
     ) -> Option<f64> {
         let series = self.series.borrow();
-        let wanted: Vec<String> = labels
-            .iter()
-            .map(|(label, value)| format!("{label}=\"{value}\""))
-            .collect();
+        let wanted = wanted(labels);
         let values = look.values.iter().filter(|(number, _)| {
             let full = &series.names[*number];
             let (found, rest) = full.split_once('{').unwrap_or_default();
@@ -208,6 +205,26 @@ pub(super) fn within(looks: &[Look], from_ns: u64, to_ns: u64) -> &[Look] {
     &looks[from..to.max(from)]
 }
 
+/// Sum of the series of a name on a page of metrics whose labels hold all of `labels`; `None` where
+/// there is none.
+pub(super) fn sum_on(page: &str, name: &str, labels: &[(&str, &str)]) -> Option<f64> {
+    let wanted = wanted(labels);
+    let values = page.lines().filter_map(sample).filter(|(found, rest, _)| {
+        *found == name && wanted.iter().all(|label| has_label(rest, label))
+    });
+    values
+        .map(|(.., value)| value)
+        .reduce(|sum, value| sum + value)
+}
+
+/// Labels as a page has them.
+fn wanted(labels: &[(&str, &str)]) -> Vec<String> {
+    let labels = labels.iter();
+    labels
+        .map(|(label, value)| format!("{label}=\"{value}\""))
+        .collect()
+}
+
 /// Name, labels without their braces and value of a line of a metrics page.
 fn sample(line: &str) -> Option<(&str, &str, f64)> {
     if line.starts_with('#') {
@@ -252,6 +269,14 @@ mod tests {
             full_name("a", "j", "i", "x=\"1\""),
             "a{job=\"j\",instance=\"i\",x=\"1\"}"
         );
+    }
+
+    #[test]
+    fn a_page_is_summed_by_name_and_labels() {
+        let page = "# TYPE a gauge\na{x=\"1\",y=\"1\"} 2\na{x=\"1\",y=\"2\"} 3\naa{x=\"1\"} 7\n";
+        assert_eq!(sum_on(page, "a", &[("x", "1")]), Some(5.0));
+        assert_eq!(sum_on(page, "a", &[("x", "1"), ("y", "2")]), Some(3.0));
+        assert_eq!(sum_on(page, "a", &[("x", "2")]), None);
     }
 
     #[test]

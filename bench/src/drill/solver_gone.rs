@@ -1,7 +1,8 @@
 //! `solver-gone`: the solver is killed; then the policy file is cut short where it lies, replaced
 //! by a damaged copy, and by one of another layout; at last a solver comes back.
 //!
-//! Nobody may notice: proxies serve by what they hold, and say so on their metric.
+//! Nobody may notice: proxies serve by what they hold, and say so on their metric. Guardrails have no
+//! part in that, which the same world without them beside it shows.
 
 use std::path::Path;
 use std::rc::Rc;
@@ -59,27 +60,20 @@ enum Harm {
 pub(super) async fn run(args: &Args, alarm: &Rc<Alarm>) -> anyhow::Result<Outcome> {
     let mut plan = Plan::simple(ENGINES, CAPACITY_RPS, RATE_RPS, PACE);
     plan.proxy = format!("stale_after_s = {STALE_S}\n");
-    let mut world = World::start(args, alarm, "gone", plan, |cast| {
-        vec![chat(cast, KEYS, Tries::ONE)]
-    })
-    .await?;
-    let mut verdict = Verdict::default();
-    world.users.set_rate("chat", RATE_RPS);
-    world.rest(BEFORE_S).await?;
-    expect_rung(&world, "fresh", "while the solver runs", &mut verdict).await;
-    let gone_ns = world.mark("solver killed");
-    world.cast.kill_solver().await?;
-    world.look_anew();
-    world.rest(STALE_S + 2.0).await?;
-    expect_rung(&world, "stale", "after the solver's death", &mut verdict).await;
-    harm_the_file(args, &mut world, &mut verdict).await?;
-    let back_ns = world.mark("solver starts");
-    world.cast.start_solver().await?;
-    world.look_anew();
-    world.rest(BACK_S).await?;
-    expect_rung(&world, "fresh", "once a solver is back", &mut verdict).await;
-    let records = world.finish().await?;
-    judge_answers(&records, (gone_ns, back_ns), &mut verdict);
+    let without = plan.clone().unguarded();
+    let (played, off) = tokio::join!(
+        play(args, alarm, "gone", plan),
+        play(args, alarm, "gone-off", without)
+    );
+    let (played, off) = (played?, off?);
+    let Played {
+        world,
+        records,
+        mut verdict,
+        gone,
+    } = played;
+    judge_answers("", &records, gone, &mut verdict);
+    judge_answers("off_", &off.records, off.gone, &mut verdict);
     alerts::judge(&mut verdict, &args.rules, &world.sampler, &ALERTS).await;
     let mut outcome = Outcome {
         verdict,
@@ -99,6 +93,45 @@ pub(super) async fn run(args: &Args, alarm: &Rc<Alarm>) -> anyhow::Result<Outcom
         .panel(panel.line("age", world.line(age)).bar(STALE_S));
     world.draw_marks(&mut outcome.picture);
     Ok(outcome)
+}
+
+/// One world after all that.
+struct Played {
+    world: World,
+    records: Vec<Record>,
+    /// What it said of its rungs.
+    verdict: Verdict,
+    /// From the solver's death to its return.
+    gone: (u64, u64),
+}
+
+async fn play(args: &Args, alarm: &Rc<Alarm>, name: &str, plan: Plan) -> anyhow::Result<Played> {
+    let mut world = World::start(args, alarm, name, plan, |cast| {
+        vec![chat(cast, KEYS, Tries::ONE)]
+    })
+    .await?;
+    let mut verdict = Verdict::default();
+    world.users.set_rate("chat", RATE_RPS);
+    world.rest(BEFORE_S).await?;
+    expect_rung(&world, "fresh", "while the solver runs", &mut verdict).await;
+    let gone_ns = world.mark("solver killed");
+    world.cast.kill_solver().await?;
+    world.look_anew();
+    world.rest(STALE_S + 2.0).await?;
+    expect_rung(&world, "stale", "after the solver's death", &mut verdict).await;
+    harm_the_file(args, &mut world, &mut verdict).await?;
+    let back_ns = world.mark("solver starts");
+    world.cast.start_solver().await?;
+    world.look_anew();
+    world.rest(BACK_S).await?;
+    expect_rung(&world, "fresh", "once a solver is back", &mut verdict).await;
+    let records = world.finish().await?;
+    Ok(Played {
+        world,
+        records,
+        verdict,
+        gone: (gone_ns, back_ns),
+    })
 }
 
 /// Harms the policy file in one way after the other.
@@ -138,15 +171,25 @@ async fn harm_the_file(
 }
 
 /// Nobody failed, and nobody moved from the solver's death to its return.
-fn judge_answers(records: &[Record], (gone_ns, back_ns): (u64, u64), verdict: &mut Verdict) {
+fn judge_answers(
+    prefix: &str,
+    records: &[Record],
+    (gone_ns, back_ns): (u64, u64),
+    verdict: &mut Verdict,
+) {
     let all = arrived(records, 0, u64::MAX);
-    verdict.note("requests", all.len());
-    verdict.note("failures", json!(failures(&all)));
+    verdict.note(&format!("{prefix}requests"), all.len());
+    verdict.note(&format!("{prefix}failures"), json!(failures(&all)));
+    let where_ = if prefix.is_empty() {
+        ""
+    } else {
+        "without guardrails: "
+    };
     verdict.measure(
-        "failed",
-        Some((all.len() - answered(&all)) as f64),
+        &format!("{prefix}failed"),
+        (!all.is_empty()).then(|| (all.len() - answered(&all)) as f64),
         Bar::AtMost(0.0),
-        "requests that failed",
+        &format!("{where_}requests that failed"),
     );
     let (before, _) = homes(&arrived(records, 0, gone_ns));
     let (_, torn) = homes(&arrived(records, gone_ns, back_ns));
@@ -154,12 +197,12 @@ fn judge_answers(records: &[Record], (gone_ns, back_ns): (u64, u64), verdict: &m
     let elsewhere = during
         .iter()
         .filter(|(key, home)| before.get(key).is_some_and(|was| was != *home));
-    verdict.note("conversations", during.len());
+    verdict.note(&format!("{prefix}conversations"), during.len());
     verdict.measure(
-        "moved",
+        &format!("{prefix}moved"),
         (!during.is_empty()).then_some((torn.len() + elsewhere.count()) as f64),
         Bar::AtMost(0.0),
-        "conversations that moved while there was no solver",
+        &format!("{where_}conversations that moved while there was no solver"),
     );
 }
 

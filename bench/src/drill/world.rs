@@ -17,6 +17,8 @@ use crate::sys::monotonic_ns;
 
 /// Longest wait for requests under way once nobody asks any more.
 const LAST_WITHIN: Duration = Duration::from_secs(35);
+/// Time between two looks where it matters when something happens.
+const CLOSE_LOOK_EVERY: Duration = Duration::from_millis(100);
 /// Time of one point in a picture.
 const STEP_NS: u64 = 1_000_000_000;
 
@@ -61,6 +63,16 @@ impl World {
     /// Lets time pass while all processes run; the moment after it.
     pub(super) async fn rest(&mut self, seconds: f64) -> anyhow::Result<u64> {
         self.cast.rest(Duration::from_secs_f64(seconds)).await?;
+        Ok(monotonic_ns())
+    }
+
+    /// The same, and looks at everything all the time: for what is to happen within a bar.
+    pub(super) async fn rest_looking(&mut self, seconds: f64) -> anyhow::Result<u64> {
+        let until_ns = monotonic_ns() + (seconds * 1e9) as u64;
+        while monotonic_ns() < until_ns {
+            self.cast.rest(CLOSE_LOOK_EVERY).await?;
+            self.sampler.look().await;
+        }
         Ok(monotonic_ns())
     }
 

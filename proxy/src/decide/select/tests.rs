@@ -173,6 +173,29 @@ fn e06_an_engine_that_goes_moves_only_its_own_keys() {
 }
 
 #[test]
+fn e08_conversations_of_a_full_engine_move_together_and_come_home() {
+    let mut world = World::of(THIRDS);
+    let keys = || (0..10_000).map(finish);
+    let before: Vec<u16> = keys().map(|key| world.engine(key)).collect();
+    // Others are far from full, so each conversation has one other home, and keeps it.
+    (0..100).for_each(|_| world.allowances.shard(0).take(EngineSlot(3)));
+    let during: Vec<u16> = keys().map(|key| world.engine(key)).collect();
+    let again: Vec<u16> = keys().map(|key| world.engine(key)).collect();
+    assert_eq!(during, again);
+    for (before, during) in before.iter().zip(&during) {
+        assert!(*during != 3 && (during == before || *before == 3));
+    }
+    // Every other host that finds it full sends them to the same place.
+    let mut other = World::of(THIRDS);
+    (0..100).for_each(|_| other.allowances.shard(1).take(EngineSlot(3)));
+    let elsewhere: Vec<u16> = keys().map(|key| other.engine(key)).collect();
+    assert_eq!(during, elsewhere);
+    world.allowances.shard(0).give_back(EngineSlot(3));
+    let after: Vec<u16> = keys().map(|key| world.engine(key)).collect();
+    assert_eq!(after, before);
+}
+
+#[test]
 fn e09_shares_follow_the_table_and_equal_engines_share_equally() {
     let counts = World::of(THIRDS).counts(&[3, 5, 9]);
     assert!(
