@@ -36,6 +36,8 @@ const AFTER_S: f64 = 45.0;
 /// share; and from a tenth to nine tenths, which is eight tenths of a rise.
 const RAMP_S: f64 = 10.0;
 const RISE_S: f64 = 0.8 * RAMP_S;
+/// A share is of so many seconds: of fewer, chance would find it early.
+const SPAN_S: f64 = 4.0;
 
 /// One world after the return.
 struct Played {
@@ -189,11 +191,12 @@ fn rise(played: &Played) -> Rise {
     };
     // What it ends at: the last third of the time since its return.
     let last = share(AFTER_S * 2.0 / 3.0, AFTER_S / 3.0);
-    // In the middle of the two seconds that have it, on the mean.
+    // In the middle of the first seconds that have it on the mean.
     let first_at = |part: f64| {
-        let mut windows = (0..(AFTER_S as u32 - 2)).map(f64::from);
-        let found = windows.find(|from_s| last > 0.0 && share(*from_s, 2.0) >= part * last);
-        found.map(|from_s| from_s + 1.0)
+        let halves = 0..((AFTER_S - SPAN_S) * 2.0) as u32;
+        let mut windows = halves.map(|half| f64::from(half) / 2.0);
+        let found = windows.find(|from_s| last > 0.0 && share(*from_s, SPAN_S) >= part * last);
+        found.map(|from_s| from_s + SPAN_S / 2.0)
     };
     let asked = records.iter().filter(|one| is_cold(one));
     let since = asked
