@@ -37,6 +37,10 @@ const FAILING: f64 = 0.3;
 const SHARDS: usize = 16;
 /// Demand with what users ask again is over what there is.
 const ALERTS: [&str; 2] = ["PointsmanEngineOverSafe", "PointsmanShedPlanned"];
+/// Exactly what all engines can do is let through: whether one of them gets a twentieth more for half a
+/// minute is chance, and where four hosts send it, each its own part, whether one of their allowances
+/// is used up for a moment.
+const BY_CHANCE: [&str; 2] = ["PointsmanEngineOverHard", "PointsmanShedUnplanned"];
 /// Users ask up to three times.
 const TRIES: Tries = Tries {
     most: 3,
@@ -80,13 +84,16 @@ pub(super) async fn run(args: &Args, alarm: &Rc<Alarm>) -> anyhow::Result<Outcom
         judge(&name, &with, &without, &mut outcome.verdict);
         outcome.picture.panel(storm_panel(&name, &with, &without));
         outcome.picture.panel(plan_panel(&name, &with));
-        // Four hosts may send a little more or less than engines can do, each by its own part of the
-        // plan: whether that is over hard capacity for half a minute is chance.
         if proxies == 1 {
             with.world.draw_marks(&mut outcome.picture);
-            let sampler = &with.world.sampler;
-            alerts::judge(&mut outcome.verdict, &args.rules, sampler, &ALERTS).await;
         }
+        let seen = (&*args.rules, &*with.world.sampler);
+        let by_chance = match proxies {
+            1 => &BY_CHANCE[..1],
+            _ => &BY_CHANCE[..],
+        };
+        let verdict = &mut outcome.verdict;
+        alerts::judge_of(&format!("{name}_"), verdict, seen, &ALERTS, by_chance).await;
     }
     Ok(outcome)
 }
