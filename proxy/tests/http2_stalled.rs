@@ -311,8 +311,10 @@ fn c01_the_end_of_an_answer_that_nobody_takes_is_reset(driver: Driver) {
     // While something is owed a connection is not idle, however soon that would end it.
     let more = "[timeouts]\nidle_ms = 4000\nkeepalive_ms = 100";
     let (proxy, mut conn) = untaken(driver, more);
-    // Reads on, and takes no more of any answer.
+    // Reads on, and takes no more of any answer. The proxy knows it before the first byte is read: what
+    // it wrote meanwhile would be taken.
     conn.send(&Frame::settings(&[(INITIAL_WINDOW, 0)]));
+    eventually_equals(SOON, "the frame is read", &0, || conn.untaken_bytes());
     let (_, reset) = ends(&mut conn);
     assert!(reset > 0, "the kernel took all");
     proxy.await_metric(

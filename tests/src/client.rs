@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use socket2::SockRef;
 
+use crate::queues::untaken_bytes;
 use crate::wire::{Ending, Message, Source, framing};
 
 /// How long a peer may stay silent before a test fails.
@@ -148,21 +149,7 @@ impl Client {
     /// # Panics
     /// When the socket has no address, or the kernel does not list it.
     pub fn untaken_bytes(&self) -> usize {
-        let socket = self.source.inner();
-        let ours = socket.local_addr().expect("an address").port();
-        let theirs = socket.peer_addr().expect("an address").port();
-        let queued = |(local, remote): (u16, u16), queue: usize| {
-            let table = std::fs::read_to_string("/proc/net/tcp").expect("sockets are listed");
-            let (local, remote) = (format!(":{local:04X}"), format!(":{remote:04X}"));
-            let mut rows = table
-                .lines()
-                .map(|line| line.split_whitespace().collect::<Vec<_>>());
-            let row = rows.find(|row| row[1].ends_with(&local) && row[2].ends_with(&remote));
-            let queues = row.and_then(|row| row[4].split(':').nth(queue).map(str::to_owned));
-            let bytes = queues.expect("an open connection is listed");
-            usize::from_str_radix(&bytes, 16).expect("a number in hex")
-        };
-        queued((ours, theirs), 0) + queued((theirs, ours), 1)
+        untaken_bytes(self.source.inner())
     }
 
     /// Sets the size of the kernel's receive buffer: a small one lets a slow reader be felt at once.

@@ -8,6 +8,7 @@ use std::io::{Read as _, Write as _};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::time::Duration;
 
+use crate::queues::untaken_bytes;
 use crate::wait::{SOON, eventually};
 
 /// What a client sends first.
@@ -186,6 +187,15 @@ impl FrameConn {
         conn.raw(PREFACE);
         conn.send(&Frame::settings(settings));
         conn
+    }
+
+    /// Bytes sent that the other side's process has not read.
+    ///
+    /// # Panics
+    /// When the kernel does not list the connection.
+    #[must_use]
+    pub fn untaken_bytes(&self) -> usize {
+        untaken_bytes(&self.socket)
     }
 
     /// Sends one frame.

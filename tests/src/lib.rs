@@ -17,6 +17,7 @@ pub mod metrics;
 pub mod policy;
 pub mod process;
 pub mod proxy;
+mod queues;
 pub mod solver;
 pub mod sys;
 pub mod tls;
