@@ -302,8 +302,14 @@ impl Sentinel {
     /// Brings what shards may have in flight in line with the policy they run.
     fn allot(&mut self, now_ns: u64) {
         if let Some(adopted) = self.publisher.current() {
-            let to = (&*self.shared.allowances, &*self.shared.load);
-            self.allotter.allot(&adopted.policy, self.rung, to, now_ns);
+            let (policy, to) = (
+                &adopted.policy,
+                (&*self.shared.allowances, &*self.shared.load),
+            );
+            self.allotter.allot(policy, self.rung, to, now_ns);
+            if self.publisher.oldest_running_version() == policy.version {
+                self.allotter.forget(policy, to);
+            }
         }
     }
 

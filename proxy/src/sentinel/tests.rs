@@ -405,6 +405,12 @@ fn a_policy_is_adopted_with_its_allowances() {
     std::thread::sleep(Duration::from_millis(25));
     writer.publish(stamp(3), &policy.encode()).unwrap();
     assert_eq!(world.turn(), 3);
+    assert_eq!(
+        tokens(&world),
+        6,
+        "until a moment ago it could still be chosen"
+    );
+    world.turn();
     assert_eq!(tokens(&world), -1);
     world.allowances.shard(0).give_back(EngineSlot(0));
     assert_eq!(tokens(&world), 0);
