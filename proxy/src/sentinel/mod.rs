@@ -247,8 +247,10 @@ impl Sentinel {
             Look::Quiet => {}
             Look::New(_) => match EngineStates::decode(self.engines.payload()) {
                 Ok(states) => {
-                    // Its writer beats with each publication.
-                    let age_ns = self.engines.heartbeat_age_ns(boottime_ns()).unwrap_or(0);
+                    // Its writer beats with each publication; one that has not in this boot speaks of
+                    // another.
+                    let age_ns = self.engines.heartbeat_age_ns(boottime_ns());
+                    let age_ns = age_ns.unwrap_or(u64::MAX);
                     self.seen = Some(Seen {
                         states,
                         at_ns: now_ns,
