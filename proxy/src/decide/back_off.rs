@@ -150,6 +150,19 @@ impl BackOffs {
         }
     }
 
+    /// Forgets engines that are not there any more: none would ever be chosen, and so cleared.
+    pub fn keep(&mut self, is_there: impl Fn(EngineSlot, Generation) -> bool) {
+        if self.active == 0 {
+            return;
+        }
+        for (slot, at) in (0..).zip(0..self.entries.len()) {
+            let entry = self.entries[at];
+            if entry.state != State::Clear && !is_there(EngineSlot(slot), entry.generation) {
+                self.clear(EngineSlot(slot));
+            }
+        }
+    }
+
     fn set(&mut self, engine: EngineSlot, generation: Generation, state: State, until_ns: u64) {
         debug_assert!(state != State::Clear, "cleared by `clear`");
         if engine.index() >= MAX_ENGINES {
@@ -242,6 +255,20 @@ mod tests {
         assert!(!back_offs.admits(E, Generation(2), 0));
         back_offs.succeeded(E, Generation(2));
         assert_eq!(back_offs.active, 0);
+    }
+
+    #[test]
+    fn an_engine_that_is_gone_is_forgotten() {
+        let mut back_offs = BackOffs::new();
+        let (gone, reborn) = (EngineSlot(8), EngineSlot(9));
+        for engine in [E, gone, reborn] {
+            back_offs.failed(engine, G, 0);
+        }
+        back_offs.keep(|engine, life| engine == E || (engine, life) == (reborn, Generation(2)));
+        assert!(!back_offs.admits(E, G, 0));
+        assert!(back_offs.admits(gone, G, 0) && back_offs.admits(reborn, G, 0));
+        back_offs.succeeded(E, G);
+        assert!(back_offs.is_clear(), "nothing is left of the others");
     }
 
     #[test]

@@ -3,7 +3,8 @@
 //! One word each: the time at which the bucket would be full again, were nothing more taken. A
 //! request moves it on by the time that one takes to earn, where that does not lead further ahead of
 //! now than a whole bucket. So a rate needs nobody to fill it, and a request comes for a word only
-//! where its class and priority are limited at all.
+//! where its class and priority are limited at all. What a lower rate took is no debt to a higher
+//! one: a word that is further ahead than the present rate's bucket is an empty bucket, and no more.
 //!
 //! Not a bucket a shard: connections spread unevenly over shards, and a shard with more than its
 //! part would refuse what the process as a whole has room for. Only the excess is to be refused.
@@ -61,10 +62,16 @@ impl Rates {
         let Some(word) = self.full_at_ns.get(key.index()) else {
             return false;
         };
-        let next = |full_at_ns| take_one(full_at_ns, rate, reserve, now_ns);
-        // Relaxed: the word stands for nothing but itself.
-        word.fetch_update(Ordering::Relaxed, Ordering::Relaxed, next)
-            .is_ok()
+        let mut is_taken = false;
+        let next = |full_at_ns| {
+            let taken = take_one(full_at_ns, rate, reserve, now_ns);
+            is_taken = taken.is_ok();
+            let (Ok(next) | Err(next)) = taken;
+            (next != full_at_ns).then_some(next)
+        };
+        // Relaxed: the word stands for nothing but itself. A word that stays is not stored.
+        let _ = word.fetch_update(Ordering::Relaxed, Ordering::Relaxed, next);
+        is_taken
     }
 }
 
@@ -74,18 +81,23 @@ impl Default for Rates {
     }
 }
 
-/// When a bucket is full again after one more was taken; `None` when none may be.
-fn take_one(full_at_ns: u64, rate: f64, reserve: f64, now_ns: u64) -> Option<u64> {
+/// When a bucket is full again after one more was taken; where none may be, when it is without.
+fn take_one(full_at_ns: u64, rate: f64, reserve: f64, now_ns: u64) -> Result<u64, u64> {
     debug_assert!((0.0..=1.0).contains(&reserve));
     if rate.is_nan() || rate <= 0.0 {
-        return None;
+        return Err(full_at_ns);
     }
     // A cast of what is too large saturates; a share of eight keeps sums in range.
     let one_ns = ((1e9 / rate) as u64).min(u64::MAX / 8);
     let bucket_ns = BURST_NS.max(one_ns);
     let usable_ns = ((bucket_ns as f64 * (1.0 - reserve)) as u64).max(one_ns);
-    let full_at_ns = full_at_ns.max(now_ns).saturating_add(one_ns);
-    (full_at_ns - now_ns <= usable_ns).then_some(full_at_ns)
+    // A lower rate may have taken one that takes it years to earn.
+    let full_at_ns = full_at_ns.min(now_ns.saturating_add(bucket_ns));
+    let next_ns = full_at_ns.max(now_ns).saturating_add(one_ns);
+    match next_ns - now_ns <= usable_ns {
+        true => Ok(next_ns),
+        false => Err(full_at_ns),
+    }
 }
 
 #[cfg(test)]
@@ -132,6 +144,25 @@ mod tests {
         assert_eq!(admitted(&rates, 0, 40.0, S), 40);
         assert_eq!(admitted(&rates, 0, 20.0, S), 0);
         assert_eq!(admitted(&rates, 0, 20.0, S + S / 2), 10);
+    }
+
+    /// What is left of a demand that is all shed may be nothing but what arithmetic leaves of it.
+    #[test]
+    fn f07_what_a_lower_rate_took_is_no_debt_to_a_higher_one() {
+        for low in [0.5, 1e-3, 1e-13, 1e-300] {
+            let rates = Rates::new();
+            let take = |rate, now_ns| rates.take(key(0), rate, 0.0, now_ns);
+            assert!(take(low, S), "{low}");
+            assert!(!take(low, S + S / 10), "{low}");
+            // An empty bucket of the higher rate, which fills at once.
+            let most = S + S / 10 + 10 * S;
+            assert!(!take(0.1, S + S / 10), "{low}");
+            assert_eq!(admitted(&rates, 0, 40.0, S + S / 10), 0, "{low}");
+            assert_eq!(admitted(&rates, 0, 40.0, S + S / 10 + S / 2), 20, "{low}");
+            assert_eq!(admitted(&rates, 0, 40.0, most), 40, "{low}");
+            // And none of it is lost to the lower one, when that is back.
+            assert!(!take(low, most), "{low}");
+        }
     }
 
     #[test]

@@ -38,7 +38,7 @@ impl Allotter {
     }
 
     /// Brings the grants in line with a policy's allowances, the rung it stands on, and what other
-    /// processes have.
+    /// processes have. Engines that it does not have keep theirs: see [`Self::forget`].
     pub(super) fn allot(
         &mut self,
         policy: &Policy,
@@ -46,17 +46,6 @@ impl Allotter {
         (allowances, load): (&Allowances, &HostLoad),
         now_ns: u64,
     ) {
-        let gone: Vec<EngineSlot> = self
-            .granted
-            .keys()
-            .copied()
-            .filter(|slot| {
-                let engines = &policy.engines;
-                engines.binary_search_by_key(slot, |e| e.slot).is_err()
-            })
-            .collect();
-        gone.into_iter()
-            .for_each(|slot| self.set(slot, 0, (allowances, load)));
         for engine in &policy.engines {
             let of_host = match rung {
                 Rung::Stale | Rung::Disk => unconfirmed(engine.allowance),
@@ -77,6 +66,17 @@ impl Allotter {
             allowances.settle(slot);
             allowances.free(slot) < 0
         });
+    }
+
+    /// Takes back what engines were granted that a policy does not have: once every shard runs it,
+    /// since until then one may still choose them, and would refuse for want of a token.
+    pub(super) fn forget(&mut self, policy: &Policy, to: (&Allowances, &HostLoad)) {
+        let is_gone = |slot: &EngineSlot| {
+            let engines = &policy.engines;
+            engines.binary_search_by_key(slot, |e| e.slot).is_err()
+        };
+        let gone: Vec<EngineSlot> = self.granted.keys().copied().filter(is_gone).collect();
+        gone.into_iter().for_each(|slot| self.set(slot, 0, to));
     }
 
     fn set(&mut self, slot: EngineSlot, target: u32, (allowances, load): (&Allowances, &HostLoad)) {

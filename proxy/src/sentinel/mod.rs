@@ -247,8 +247,10 @@ impl Sentinel {
             Look::Quiet => {}
             Look::New(_) => match EngineStates::decode(self.engines.payload()) {
                 Ok(states) => {
-                    // Its writer beats with each publication.
-                    let age_ns = self.engines.heartbeat_age_ns(boottime_ns()).unwrap_or(0);
+                    // Its writer beats with each publication; one that has not in this boot speaks of
+                    // another.
+                    let age_ns = self.engines.heartbeat_age_ns(boottime_ns());
+                    let age_ns = age_ns.unwrap_or(u64::MAX);
                     self.seen = Some(Seen {
                         states,
                         at_ns: now_ns,
@@ -302,8 +304,14 @@ impl Sentinel {
     /// Brings what shards may have in flight in line with the policy they run.
     fn allot(&mut self, now_ns: u64) {
         if let Some(adopted) = self.publisher.current() {
-            let to = (&*self.shared.allowances, &*self.shared.load);
-            self.allotter.allot(&adopted.policy, self.rung, to, now_ns);
+            let (policy, to) = (
+                &adopted.policy,
+                (&*self.shared.allowances, &*self.shared.load),
+            );
+            self.allotter.allot(policy, self.rung, to, now_ns);
+            if self.publisher.oldest_running_version() == policy.version {
+                self.allotter.forget(policy, to);
+            }
         }
     }
 

@@ -177,6 +177,7 @@ fn engine_state_becomes_guard_words_and_wears_off() {
     assert!(!word(&world).out);
     let mut writer = world.writer(Kind::Engines);
     writer.publish(stamp, &states).unwrap();
+    writer.heartbeat(boottime_ns());
     world.turn();
     assert!(word(&world).out);
     assert_eq!(world.process.labels().engines[0].out, Some(OutReason::Down));
@@ -186,6 +187,29 @@ fn engine_state_becomes_guard_words_and_wears_off() {
     // Its ejection ends by trial, as ever.
     let out = world.process.labels().engines[0].out;
     assert_ne!(out, Some(OutReason::Down));
+}
+
+/// As after a reboot, where the run folder is on a disk: nothing in it says how engines are now.
+#[test]
+fn what_was_published_before_this_boot_says_nothing_of_engines() {
+    let dir = Arc::new(tempfile::tempdir().unwrap());
+    let mut world = World::on(dir, "[probes]\nenabled = false\n");
+    let (policy, states) = two_engines(1, PlannedState::Active, Health::Down);
+    let stamp = |version| Stamp { version, epoch: 1 };
+    let mut policies = world.writer(Kind::Policy);
+    policies.publish(stamp(1), &policy).unwrap();
+    let mut writer = world.writer(Kind::Engines);
+    // Nobody beat in this boot.
+    writer.publish(stamp(1), &states).unwrap();
+    world.sentinel.first_look().unwrap();
+    world.turn();
+    let word = |world: &World| world.guard.load(EngineSlot(0)).unpack();
+    assert!(!word(&world).out);
+    std::thread::sleep(Duration::from_millis(25));
+    writer.publish(stamp(2), &states).unwrap();
+    writer.heartbeat(boottime_ns());
+    world.turn();
+    assert!(word(&world).out);
 }
 
 /// A policy of two engines for one class, and a state that says of the first how it is.
@@ -236,6 +260,7 @@ fn what_was_down_or_drained_comes_back_over_ten_seconds_and_within_a_minute() {
             std::thread::sleep(Duration::from_millis(25));
             policies.publish(stamp, &policy).unwrap();
             states.publish(stamp, &engines).unwrap();
+            states.heartbeat(boottime_ns());
         };
         tell(1, state, health);
         world.sentinel.first_look().unwrap();
@@ -293,6 +318,7 @@ fn own_health_checks_begin_when_the_control_planes_word_is_five_seconds_old() {
         epoch: 1,
     };
     writer.publish(stamp, &states.encode()).unwrap();
+    writer.heartbeat(boottime_ns());
     let checks = |world: &World| -> u64 {
         let probes = world.process.probes.iter();
         probes.map(|counter| counter.value()).sum()
@@ -405,6 +431,12 @@ fn a_policy_is_adopted_with_its_allowances() {
     std::thread::sleep(Duration::from_millis(25));
     writer.publish(stamp(3), &policy.encode()).unwrap();
     assert_eq!(world.turn(), 3);
+    assert_eq!(
+        tokens(&world),
+        6,
+        "until a moment ago it could still be chosen"
+    );
+    world.turn();
     assert_eq!(tokens(&world), -1);
     world.allowances.shard(0).give_back(EngineSlot(0));
     assert_eq!(tokens(&world), 0);

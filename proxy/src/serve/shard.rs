@@ -227,6 +227,11 @@ impl Shard {
             self.engines
                 .borrow_mut()
                 .adopt(&adopted.policy, &self.config);
+            let engines = &adopted.policy.engines;
+            self.back_offs.borrow_mut().keep(|slot, life| {
+                let at = engines.binary_search_by_key(&slot, |engine| engine.slot);
+                at.is_ok_and(|at| engines[at].generation == life)
+            });
         }
     }
 

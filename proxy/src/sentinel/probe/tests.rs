@@ -141,7 +141,7 @@ fn an_engine_is_asked_once_a_second_and_no_more_than_some_at_once() {
     assert_eq!(probes.under_way.len(), MOST_UNDER_WAY);
     // The others come next, though the first are due again.
     let later_ns = now_ns + 2_000_000_000;
-    probes.turn(&policy, |_| true, &around, later_ns);
+    (0..4).for_each(|_| probes.turn(&policy, |_| true, &around, later_ns));
     assert_eq!(probes.under_way.len(), MOST_UNDER_WAY);
     let asked = |slot| probes.engines.contains_key(&EngineSlot(slot));
     assert!((0..200).all(asked));
@@ -160,4 +160,20 @@ fn engines_with_tls_are_not_asked_without_secrets() {
     let mut probes = Probes::default();
     probes.turn(&policy, |_| true, &around, monotonic_ns());
     assert_eq!(probes.under_way.len(), 0);
+}
+
+/// The sentinel may share its core with a shard that is busy: what it does late is not the engine's.
+#[test]
+fn an_engine_is_given_time_by_looks_too_however_late_they_come() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let silent = listener.local_addr().unwrap();
+    let question = b"GET / HTTP/1.1\r\n\r\n".to_vec();
+    let mut exchange = Exchange::new(&[silent], question, (false, None), 1_000);
+    let looks = [2_000; 4].map(|now_ns| exchange.advance(now_ns));
+    assert_eq!(looks, [None, None, None, Some(ProbeOutcome::Timeout)]);
+    // Within its time it is looked at as often as may be.
+    let question = b"GET / HTTP/1.1\r\n\r\n".to_vec();
+    let mut exchange = Exchange::new(&[silent], question, (false, None), 1_000);
+    assert!((0..100).all(|_| exchange.advance(999).is_none()));
+    assert_eq!(exchange.advance(1_000), Some(ProbeOutcome::Timeout));
 }
