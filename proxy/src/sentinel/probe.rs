@@ -41,7 +41,8 @@ struct Track {
     health: Health,
     /// Checks in a row that failed.
     failures: u32,
-    checked_ns: u64,
+    /// When it was last to be asked, whether or not it was its turn.
+    wanted_ns: u64,
     next_ns: u64,
 }
 
@@ -56,7 +57,9 @@ struct UnderWay {
 const MOST_UNDER_WAY: usize = 128;
 /// Time between two checks of an engine, nanoseconds.
 const PERIOD_NS: u64 = 1_000_000_000;
-/// What an own check said counts for this long, nanoseconds.
+/// What an own check said counts until the next, and for this long after the last time that one was
+/// wanted, nanoseconds. Not for a time since the check: the next may be long in coming, where it waits
+/// for an answer or for its turn, and who is down would be well meanwhile.
 const FRESH_NS: u64 = 5_000_000_000;
 /// Checks in a row that make an engine down; a refused connection leaves no doubt.
 const DOWN_AFTER: u32 = 2;
@@ -76,25 +79,29 @@ impl Probes {
         let count = policy.engines.len();
         let first = self.next;
         let mut begun = self.under_way.len();
+        let mut next = None;
         for at in (0..count).map(|step| (first + step) % count) {
-            if begun >= MOST_UNDER_WAY {
-                self.next = at;
-                return;
-            }
             let engine = &policy.engines[at];
-            if wanted(engine) {
+            if !wanted(engine) {
+                continue;
+            }
+            self.track(engine).is_wanted(now_ns);
+            if begun < MOST_UNDER_WAY {
                 begun += usize::from(self.begin(engine, around, now_ns));
+            } else {
+                next.get_or_insert(at);
             }
         }
+        self.next = next.unwrap_or(first);
     }
 
-    /// What own checks say of an engine, as long as they are recent.
+    /// What own checks say of an engine, as long as it is asked.
     #[must_use]
     pub(super) fn health(&self, slot: EngineSlot, generation: Generation, now_ns: u64) -> Health {
         match self.engines.get(&slot) {
             Some(track)
                 if track.generation == generation
-                    && now_ns.saturating_sub(track.checked_ns) <= FRESH_NS =>
+                    && now_ns.saturating_sub(track.wanted_ns) <= FRESH_NS =>
             {
                 track.health
             }
@@ -111,7 +118,7 @@ impl Probes {
             process.probes[outcome as usize].increment();
             let track = engines.get_mut(&check.slot);
             if let Some(track) = track.filter(|track| track.generation == check.generation) {
-                track.absorb(outcome, now_ns);
+                track.absorb(outcome);
             }
             false
         });
@@ -120,15 +127,9 @@ impl Probes {
     /// Begins a check that is due, and takes it as far as it goes: the next turn is a tenth of a
     /// second away. Whether one was begun.
     fn begin(&mut self, engine: &Engine, around: &Surroundings<'_>, now_ns: u64) -> bool {
-        let track = self
-            .engines
-            .entry(engine.slot)
-            .or_insert(Track::new(engine));
-        if track.generation != engine.generation {
-            *track = Track::new(engine);
-        }
-        let is_under_way = |check: &UnderWay| check.slot == engine.slot;
-        if now_ns < track.next_ns || self.under_way.iter().any(is_under_way) {
+        let is_under_way = self.under_way.iter().any(|check| check.slot == engine.slot);
+        let track = self.track(engine);
+        if now_ns < track.next_ns || is_under_way {
             return false;
         }
         let Some(mut exchange) = around.exchange(engine, now_ns) else {
@@ -137,7 +138,7 @@ impl Probes {
         track.next_ns = now_ns + PERIOD_NS.max(around.timeout_ns() + 200_000_000);
         if let Some(outcome) = exchange.advance(now_ns) {
             around.process.probes[outcome as usize].increment();
-            track.absorb(outcome, now_ns);
+            track.absorb(outcome);
             return true;
         }
         self.under_way.push(UnderWay {
@@ -147,6 +148,16 @@ impl Probes {
         });
         true
     }
+
+    /// The engine's track, a new one for another life of its slot number.
+    fn track(&mut self, engine: &Engine) -> &mut Track {
+        let entry = self.engines.entry(engine.slot);
+        let track = entry.or_insert(Track::new(engine));
+        if track.generation != engine.generation {
+            *track = Track::new(engine);
+        }
+        track
+    }
 }
 
 impl Track {
@@ -155,13 +166,20 @@ impl Track {
             generation: engine.generation,
             health: Health::Unknown,
             failures: 0,
-            checked_ns: 0,
+            wanted_ns: 0,
             next_ns: 0,
         }
     }
 
-    fn absorb(&mut self, outcome: ProbeOutcome, now_ns: u64) {
-        self.checked_ns = now_ns;
+    /// It is to be asked. What it said before it was not to be for a while is forgotten.
+    fn is_wanted(&mut self, now_ns: u64) {
+        if now_ns.saturating_sub(self.wanted_ns) > FRESH_NS {
+            (self.health, self.failures) = (Health::Unknown, 0);
+        }
+        self.wanted_ns = now_ns;
+    }
+
+    fn absorb(&mut self, outcome: ProbeOutcome) {
         self.failures = match outcome {
             ProbeOutcome::Well => 0,
             ProbeOutcome::Failed | ProbeOutcome::Timeout => self.failures.saturating_add(1),

@@ -162,6 +162,41 @@ fn engines_with_tls_are_not_asked_without_secrets() {
     assert_eq!(probes.under_way.len(), 0);
 }
 
+/// Until the next check says otherwise, however long that is in coming, or nobody asks any more.
+#[test]
+fn who_is_down_is_down_until_a_check_is_good() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let text = "frontend = 'A'\nlisten = ['127.0.0.1:0']\n[probes]\ntimeout_ms = 10000\n";
+    let host = crate::config::Host { cores: 1 };
+    let config = crate::config::parse(text, "proxy.toml".as_ref(), host).unwrap();
+    let process = ProcessMetrics::default();
+    let around = Surroundings {
+        config: &config,
+        secrets: None,
+        process: &process,
+    };
+    let policy = policy(vec![listener.local_addr().unwrap()], Protocol::Http1);
+    let mut probes = Probes::default();
+    let begin_ns = 1_000_000_000_000;
+    let at = |tenth: u64| begin_ns + tenth * 100_000_000;
+    let mut said = Vec::new();
+    for tenth in 0..1_000 {
+        probes.turn(&policy, |_| true, &around, at(tenth));
+        said.push(probes.health(SLOT, LIFE, at(tenth)));
+    }
+    let first = said.iter().position(|health| *health == Health::Down);
+    let first = first.expect("two checks of ten seconds");
+    assert!((200..=204).contains(&first), "{first}");
+    assert!(said[first..].iter().all(|health| *health == Health::Down));
+    // Nobody asks for a while: what was then is not what is now.
+    for tenth in 1_000..1_052 {
+        probes.turn(&policy, |_| false, &around, at(tenth));
+    }
+    assert_eq!(probes.health(SLOT, LIFE, at(1_051)), Health::Unknown);
+    probes.turn(&policy, |_| true, &around, at(1_052));
+    assert_eq!(probes.health(SLOT, LIFE, at(1_052)), Health::Unknown);
+}
+
 /// The sentinel may share its core with a shard that is busy: what it does late is not the engine's.
 #[test]
 fn an_engine_is_given_time_by_looks_too_however_late_they_come() {
