@@ -126,7 +126,8 @@ fn drain_ejected(shared: &Shared, pool: &Pool, inputs: &mut Inputs) {
             expires_unix_ms: Some(inputs.unix_ms + DRAINED_TIMES * limit_s * 1_000),
         };
         let order = shared.desk.change(|orders| {
-            orders.drains.insert(name.clone(), note);
+            // A person's order that came in meanwhile stands.
+            orders.drains.entry(name.clone()).or_insert(note);
             Ok(())
         });
         match order {
@@ -219,6 +220,29 @@ mod tests {
             ..EngineSample::unknown(EngineId(0))
         });
         assert_eq!(footing(&shared, &inputs), [Footing::Out, Footing::Open]);
+    }
+
+    #[test]
+    fn a_drain_that_a_person_orders_meanwhile_stands() {
+        let shared = shared(true);
+        let mut standing = policy(&topology(TOPOLOGY), 90.0);
+        standing.engines[0].planned_factor = 0.05;
+        let mut pool = Pool::restore(&shared.topology, &[standing], 0);
+        let looks = vec![crate::penalty::look::Look::default(); 2];
+        // The pass has taken its orders already.
+        let mut inputs = Inputs::default();
+        let order = shared.desk.change(|orders| {
+            orders.drains.insert("E".to_owned(), Note::default());
+            Ok(())
+        });
+        order.unwrap();
+        for now_s in [2, 14] {
+            let now = (now_s * SECOND_NS, 2.0);
+            pool.absorb(&shared.topology, &looks, &[Footing::Open; 2], now);
+            drain_ejected(&shared, &pool, &mut inputs);
+        }
+        assert!(inputs.orders.draining.contains(&EngineId(0)));
+        assert_eq!(shared.desk.kept().orders.drains["E"], Note::default());
     }
 
     #[test]
