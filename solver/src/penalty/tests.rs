@@ -414,6 +414,29 @@ fn a_restart_goes_on_with_what_policies_count_and_a_reload_with_what_is_known() 
 }
 
 #[test]
+fn a_restart_gives_nothing_back_of_one_that_answers_and_is_still_slow() {
+    let mut world = World::new(&[0.01; 4], 0.5, Sizes::Equal, 14);
+    world.batching(0.2);
+    world.run(120.0, |_| true);
+    world.servers[1].slow = 3.0;
+    world.until(1, |p| p >= 0.95);
+    let fixture = crate::run::fixtures::topology(crate::run::fixtures::TOPOLOGY);
+    let mut policy = crate::run::fixtures::policy(&fixture, 90.0);
+    policy.engines[0].id = "e1".to_owned();
+    policy.engines[0].planned_factor = 0.05;
+    let now_ns = (world.now_s * 1e9) as u64 + SECOND_NS;
+    world.pool = Pool::restore(&world.topology, &[policy], now_ns);
+    for _ in 0..60 {
+        world.pass();
+        assert!(world.penalty(1) >= 0.95 - 1e-9, "{}", world.penalty(1));
+    }
+    // Well again, it has it back: its times say so, too.
+    world.servers[1].slow = 1.0;
+    let took_s = world.until(1, |p| p <= 0.0);
+    assert!(took_s < 120.0, "{took_s} s");
+}
+
+#[test]
 fn engines_that_were_drained_for_long_count_as_taken() {
     let mut world = World::new(&[0.1; 4], 0.5, Sizes::Equal, 16);
     world.run(60.0, |_| true);
