@@ -186,10 +186,12 @@ impl Pool {
         self.given.iter().map(share).collect()
     }
 
-    /// Time to first token over what was predicted, of the last minute; `None` where too few came.
+    /// Time to first token over what was predicted, of the last minute; `None` where too few came, or
+    /// where nothing is predicted because the curve is assumed.
     #[must_use]
     pub fn ttft_ratio(&self, engine: EngineId) -> Option<f64> {
-        self.engines.get(engine.0)?.ttft.ratio()
+        let one = self.engines.get(engine.0)?;
+        one.ttft.ratio().filter(|_| !one.assumed)
     }
 
     /// Work sent to an engine lately, parts of what it is described to do.

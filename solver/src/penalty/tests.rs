@@ -456,3 +456,15 @@ fn engines_that_were_drained_for_long_count_as_taken() {
     assert_eq!(most([Ejected, Open, Open, Open]), stepped(MOST));
     assert_eq!(most([Out, Out, Open, Open]), stepped(MOST));
 }
+
+#[test]
+fn where_a_curve_is_assumed_nothing_was_predicted() {
+    let mut world = World::new(&[0.1; 2], 0.5, Sizes::Equal, 17);
+    world.run(20.0, |_| true);
+    assert!(world.pool.ttft_ratio(EngineId(0)).is_some());
+    for profile in &mut world.topology.profiles {
+        profile.assumed = true;
+    }
+    world.run(20.0, |_| true);
+    assert_eq!(world.pool.ttft_ratio(EngineId(0)), None);
+}
