@@ -37,6 +37,17 @@ pub struct Pool {
     last_ns: Option<u64>,
 }
 
+/// Whether policies send an engine requests, and why not.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Footing {
+    /// They do.
+    Open,
+    /// It is out for other reasons than what it does.
+    Out,
+    /// It is drained because it was ejected for long.
+    Ejected,
+}
+
 /// Why an engine is penalised.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Cause {
@@ -123,16 +134,17 @@ impl Pool {
         }
     }
 
-    /// Takes in looks by engine, which cover `length_s` seconds up to `now_ns`. An engine that is
-    /// not usable is out for other reasons and shows nothing.
+    /// Takes in looks by engine, which cover `length_s` seconds up to `now_ns`. Only an engine that
+    /// is open shows what it is like.
     pub fn absorb(
         &mut self,
         topology: &Topology,
         looks: &[Look],
-        usable: &[bool],
+        footing: &[Footing],
         (now_ns, length_s): (u64, f64),
     ) {
-        assert!(looks.len() == topology.engines.len() && usable.len() == looks.len());
+        assert!(looks.len() == topology.engines.len() && footing.len() == looks.len());
+        let usable: Vec<bool> = footing.iter().map(|one| *one == Footing::Open).collect();
         self.engines.resize(looks.len(), One::default());
         let pass_s = self
             .last_ns
@@ -142,7 +154,7 @@ impl Pool {
             for (one, look) in self.engines.iter_mut().zip(looks) {
                 one.observe(topology, look, length_s);
             }
-            let peers = Peers::of(topology, &self.engines, usable);
+            let peers = Peers::of(topology, &self.engines, &usable);
             for id in topology.engine_ids().filter(|id| usable[id.0]) {
                 let peer = peers.of_engine(id, &self.engines[id.0]);
                 self.engines[id.0].test(&looks[id.0], &peer, length_s);
@@ -164,7 +176,7 @@ impl Pool {
             .iter()
             .map(|one| one.course.penalty())
             .collect();
-        self.given = limit::limited(topology, &wanted, usable);
+        self.given = limit::limited(topology, &wanted, footing);
     }
 
     /// Penalties in force, by engine.
@@ -174,10 +186,12 @@ impl Pool {
         self.given.iter().map(share).collect()
     }
 
-    /// Time to first token over what was predicted, of the last minute; `None` where too few came.
+    /// Time to first token over what was predicted, of the last minute; `None` where too few came, or
+    /// where nothing is predicted because the curve is assumed.
     #[must_use]
     pub fn ttft_ratio(&self, engine: EngineId) -> Option<f64> {
-        self.engines.get(engine.0)?.ttft.ratio()
+        let one = self.engines.get(engine.0)?;
+        one.ttft.ratio().filter(|_| !one.assumed)
     }
 
     /// Work sent to an engine lately, parts of what it is described to do.

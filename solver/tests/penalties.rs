@@ -166,8 +166,9 @@ fn the_only_engine_of_a_table_gives_to_its_standbys_and_has_all_back() {
     for other in 1..4 {
         assert!(others[other] > 0.0, "{others:?}");
     }
-    world.pass(&[(0, 0.4)]);
-    near(world.weights()[0], 0.6);
+    world.pass(&[(0, 0.5)]);
+    near(world.weights()[0], 0.5);
+    world.pass(&[(0, 0.25)]);
     world.pass(&[]);
     near(world.weights()[0], 1.0);
 }
@@ -182,6 +183,7 @@ fn two_penalties_at_once_take_each_its_own() {
     world.pass(&[(0, 0.25), (3, 0.5)]);
     near(world.weights()[0], 0.75 * whole[0]);
     near(world.weights()[3], 0.5 * whole[3]);
+    world.pass(&[(3, 0.25)]);
     world.pass(&[]);
     near(world.weights()[0], whole[0]);
     near(world.weights()[3], whole[3]);
@@ -237,8 +239,30 @@ fn a_restart_takes_nothing_twice() {
         near(world.weights()[1], 0.5 * own);
         near(world.factor(1), 0.5);
     }
+    world.pass(&[(1, 0.25)]);
     world.pass(&[]);
     near(world.weights()[1], own);
+}
+
+#[test]
+fn what_was_given_back_while_weights_were_held_comes_back_by_steps() {
+    let mut world = World::new(fleet([1.0; 4], ""), 200.0);
+    let own = world.weights()[1];
+    world.pass(&[(1, 0.95)]);
+    world.orders.hold = true;
+    for penalty in [0.9, 0.5, 0.0, 0.0] {
+        world.pass(&[(1, penalty)]);
+        near(world.factor(1), 0.05);
+    }
+    // Orders end, a gate opens: all of it is wanted at once.
+    world.orders.hold = false;
+    for factor in [0.3, 0.55, 0.8, 1.0] {
+        world.pass(&[]);
+        near(world.factor(1), factor);
+        near(world.weights()[1], factor * own);
+        near(world.realised(1, 0.0), factor * own);
+    }
+    assert_eq!(world.pass(&[]), None);
 }
 
 #[test]

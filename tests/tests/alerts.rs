@@ -79,7 +79,10 @@ fn topology(engines: [SocketAddr; 2]) -> String {
         "[solver]\ntick_ms = 200\nengine_state_ms = 100\nscrape_ms = 200\nscrape_timeout_ms = 150\n\
          demand = \"configured\"\n[[frontends]]\nname = \"{FRONTEND}\"\n\
          [[routes]]\nname = \"chat\"\nmodel = \"m\"\nprompt_tokens = 50\noutput_tokens = 5\n\
-         [[demand]]\nfrontend = \"{FRONTEND}\"\nroute = \"chat\"\nrps = 120\n"
+         [[demand]]\nfrontend = \"{FRONTEND}\"\nroute = \"chat\"\nrps = 120\n\
+         [[profiles]]\nkind = \"mock\"\npoints = [\
+         {{ utilisation = 0, ttft_ms = 20, tbot_ms = 5 }}, \
+         {{ utilisation = 1, ttft_ms = 60, tbot_ms = 9 }}]\n"
     );
     for (name, address) in ["E", "F"].into_iter().zip(engines) {
         text.push_str(&format!(

@@ -17,6 +17,8 @@ use crate::tick::BlockSample;
 const MEMORY_S: f64 = 60.0;
 /// Attempts within the time constant below which shares are noise.
 const LEAST_ATTEMPTS: f64 = 200.0;
+/// Attempts that an engine is to get of them below which its own share is noise.
+const LEAST_EACH: f64 = 100.0;
 
 /// What is known by frontend and class, by their names.
 #[derive(Clone, Debug, Default)]
@@ -84,9 +86,14 @@ impl Keys {
         samples
     }
 
-    /// Share of a class's attempts by engine; empty where too few were made lately.
+    /// Share of a class's attempts by engine, of which `planned` is the share that it was to get;
+    /// without those that would get too few of the attempts made lately to tell.
     #[must_use]
-    pub fn realised(&self, frontend: &str, class: &str) -> Vec<(String, f64)> {
+    pub fn realised(
+        &self,
+        (frontend, class): (&str, &str),
+        planned: &[(String, f64)],
+    ) -> Vec<(String, f64)> {
         let Some(source) = self.sources.get(&(frontend.to_owned(), class.to_owned())) else {
             return Vec::new();
         };
@@ -95,8 +102,12 @@ impl Keys {
         if all * MEMORY_S < LEAST_ATTEMPTS {
             return Vec::new();
         }
-        let share = |(engine, average): (&String, &Average)| (engine.clone(), rate(average) / all);
-        source.attempts.iter().map(share).collect()
+        let tells = |(_, weight): &&(String, f64)| weight * all * MEMORY_S >= LEAST_EACH;
+        let share = |(engine, _): &(String, f64)| {
+            let average = source.attempts.get(engine)?;
+            Some((engine.clone(), rate(average) / all))
+        };
+        planned.iter().filter(tells).filter_map(share).collect()
     }
 
     /// Forgets what another topology does not have.
@@ -136,8 +147,14 @@ mod tests {
         assert_eq!(samples.len(), 1, "of B nothing is known");
         assert_eq!(samples[0].hot.len(), 1);
         assert_eq!(samples[0].hot[0].block, 7);
-        assert_eq!(keys.realised("A", "chat"), [("E".to_owned(), 1.0)]);
-        assert_eq!(keys.realised("B", "chat"), []);
+        let realised = |keys: &Keys, frontend: &str, weight: f64| {
+            keys.realised((frontend, "chat"), &[("E".to_owned(), weight)])
+        };
+        assert_eq!(realised(&keys, "A", 1.0), [("E".to_owned(), 1.0)]);
+        assert_eq!(realised(&keys, "B", 1.0), []);
+        // 500 attempts in two seconds are 15,000 in a minute: of a share of 1/200 there are 75.
+        assert_eq!(realised(&keys, "A", 0.005), []);
+        assert_eq!(realised(&keys, "A", 0.007), [("E".to_owned(), 1.0)]);
         // What is not measured is no evidence of nothing.
         delta.measured = false;
         delta.blocks.clear();
@@ -145,6 +162,6 @@ mod tests {
         assert_eq!(keys.samples(&topology), samples);
         let other = TOPOLOGY.replace("\"A\"", "\"C\"");
         keys.retain(&crate::run::fixtures::topology(&other));
-        assert_eq!(keys.realised("A", "chat"), []);
+        assert_eq!(realised(&keys, "A", 1.0), []);
     }
 }

@@ -18,6 +18,8 @@ use crate::tick::{Answers, RoundTrips, Sent, Service};
 
 /// Most pages read of one frontend; more processes than any host runs.
 const MAX_PAGES: usize = 1_024;
+/// How late a process may tell for how long something stood, seconds.
+const LATE_S: f64 = 0.5;
 
 /// What one frontend's proxies did between two looks.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -248,7 +250,10 @@ fn add(delta: &mut Delta, now: &Snapshot, earlier: Option<&Snapshot>) {
     }
     for (slot, counters) in &now.engines {
         let before = earlier.and_then(|earlier| at(&earlier.engines, *slot));
-        let since = before.map_or_else(|| counters.clone(), |before| counters.since(before));
+        let mut since = before.map_or_else(|| counters.clone(), |before| counters.since(before));
+        // One page is one voice: a process that stood still tells of all that time at once.
+        let most_us = ((delta.length_s + LATE_S) * 1e6) as u64;
+        since.penalised_us = since.penalised_us.min(most_us);
         delta.handled = delta.handled.saturating_add(since.started);
         let sum = delta
             .answers

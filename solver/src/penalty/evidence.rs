@@ -218,6 +218,11 @@ impl Sums {
         }
     }
 
+    /// Whether anything speaks for the engine or against it.
+    pub(super) fn tells(&self) -> bool {
+        self.bad > 0.0 || self.good > 0.0
+    }
+
     fn add(&mut self, bad: f64, good: f64) {
         self.bad = (self.bad + bad).clamp(0.0, FOUND);
         self.good = (self.good + good).clamp(0.0, FOUND);

@@ -8,6 +8,7 @@ use std::collections::VecDeque;
 
 use pointsman_shm::signals::bucket_of_us;
 
+use super::Footing::{Ejected, Open, Out};
 use super::look::{Part, Seen};
 use super::*;
 use crate::model::topology::ProfileId;
@@ -181,9 +182,9 @@ impl World {
         let looks: Vec<Look> = (0..rates.len()).map(|e| self.serve(e, rates[e])).collect();
         self.now_s += LOOK_S;
         let now_ns = (self.now_s * 1e9) as u64 + SECOND_NS;
-        let usable = vec![true; looks.len()];
+        let footing = vec![Open; looks.len()];
         self.pool
-            .absorb(&self.topology, &looks, &usable, (now_ns, LOOK_S));
+            .absorb(&self.topology, &looks, &footing, (now_ns, LOOK_S));
     }
 
     fn serve(&mut self, e: usize, rps: f64) -> Look {
@@ -347,11 +348,11 @@ fn what_is_out_is_not_judged_and_has_no_share_to_take_of() {
     let full_s = world.pool.penalised(EngineId(3)).and_then(|p| p.full_s);
     assert!(full_s.is_some_and(|s| s >= 38.0), "{full_s:?}");
     let looks = vec![Look::default(); 4];
-    let usable = [true, true, true, false];
+    let footing = [Open, Open, Open, Out];
     for _ in 0..300 {
         world.now_s += LOOK_S;
         let now = ((world.now_s * 1e9) as u64 + SECOND_NS, LOOK_S);
-        world.pool.absorb(&world.topology, &looks, &usable, now);
+        world.pool.absorb(&world.topology, &looks, &footing, now);
     }
     assert_eq!(world.pool.penalised(EngineId(3)), None);
     assert_eq!(world.penalty(3), 0.0);
@@ -361,7 +362,7 @@ fn what_is_out_is_not_judged_and_has_no_share_to_take_of() {
         let mut looks = looks.clone();
         looks[3].local = local;
         let now = ((world.now_s * 1e9) as u64 + SECOND_NS, LOOK_S);
-        world.pool.absorb(&world.topology, &looks, &[true; 4], now);
+        world.pool.absorb(&world.topology, &looks, &[Open; 4], now);
         assert_eq!(world.penalty(3), 0.0, "hosts at {local}");
     }
 }
@@ -375,7 +376,7 @@ fn what_most_hosts_take_by_themselves_is_planned_for_and_comes_back_with_them() 
         let mut looks = vec![Look::default(); 4];
         looks[1].local = local;
         let now = ((world.now_s * 1e9) as u64 + SECOND_NS, LOOK_S);
-        world.pool.absorb(&world.topology, &looks, &[true; 4], now);
+        world.pool.absorb(&world.topology, &looks, &[Open; 4], now);
         world.pool.penalised(EngineId(1))
     };
     // Ejected by every host: no attempt is left to judge it by.
@@ -410,4 +411,60 @@ fn a_restart_goes_on_with_what_policies_count_and_a_reload_with_what_is_known() 
     fewer.engines.remove(0);
     let carried = pool.carry(&world.topology, &fewer);
     assert_eq!(values(&carried), [stepped(0.6)]);
+}
+
+#[test]
+fn a_restart_gives_nothing_back_of_one_that_answers_and_is_still_slow() {
+    let mut world = World::new(&[0.01; 4], 0.5, Sizes::Equal, 14);
+    world.batching(0.2);
+    world.run(120.0, |_| true);
+    world.servers[1].slow = 3.0;
+    world.until(1, |p| p >= 0.95);
+    let fixture = crate::run::fixtures::topology(crate::run::fixtures::TOPOLOGY);
+    let mut policy = crate::run::fixtures::policy(&fixture, 90.0);
+    policy.engines[0].id = "e1".to_owned();
+    policy.engines[0].planned_factor = 0.05;
+    let now_ns = (world.now_s * 1e9) as u64 + SECOND_NS;
+    world.pool = Pool::restore(&world.topology, &[policy], now_ns);
+    for _ in 0..60 {
+        world.pass();
+        assert!(world.penalty(1) >= 0.95 - 1e-9, "{}", world.penalty(1));
+    }
+    // Well again, it has it back: its times say so, too.
+    world.servers[1].slow = 1.0;
+    let took_s = world.until(1, |p| p <= 0.0);
+    assert!(took_s < 120.0, "{took_s} s");
+}
+
+#[test]
+fn engines_that_were_drained_for_long_count_as_taken() {
+    let mut world = World::new(&[0.1; 4], 0.5, Sizes::Equal, 16);
+    world.run(60.0, |_| true);
+    let mut most = |footing: [Footing; 4]| {
+        let mut most = 0.0;
+        for _ in 0..10 {
+            world.now_s += LOOK_S;
+            let mut looks = vec![Look::default(); 4];
+            looks[2].local = 1.0;
+            let now = ((world.now_s * 1e9) as u64 + SECOND_NS, LOOK_S);
+            world.pool.absorb(&world.topology, &looks, &footing, now);
+            most = f64::max(most, world.penalty(2));
+        }
+        most
+    };
+    assert_eq!(most([Ejected, Ejected, Open, Open]), 0.0);
+    assert_eq!(most([Ejected, Open, Open, Open]), stepped(MOST));
+    assert_eq!(most([Out, Out, Open, Open]), stepped(MOST));
+}
+
+#[test]
+fn where_a_curve_is_assumed_nothing_was_predicted() {
+    let mut world = World::new(&[0.1; 2], 0.5, Sizes::Equal, 17);
+    world.run(20.0, |_| true);
+    assert!(world.pool.ttft_ratio(EngineId(0)).is_some());
+    for profile in &mut world.topology.profiles {
+        profile.assumed = true;
+    }
+    world.run(20.0, |_| true);
+    assert_eq!(world.pool.ttft_ratio(EngineId(0)), None);
 }

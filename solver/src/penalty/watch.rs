@@ -191,7 +191,18 @@ impl One {
             _ if says.contains(&Says::Outlier) => Says::Outlier,
             Some(Cause::Hosts) => Says::AsHosts,
             Some(found) => says[found as usize],
-            None => says[Cause::Failures as usize],
+            None => self.says_all(),
+        }
+    }
+
+    /// Where only an earlier process knew what was found, well is what is well in all that tells: an
+    /// engine that is slow answers.
+    fn says_all(&self) -> Says {
+        let told = || self.tests.iter().filter(|sums| sums.tells());
+        let is_well = |sums: &Sums| sums.says() == Says::Well;
+        match told().next().is_some() && told().all(is_well) {
+            true => Says::Well,
+            false => Says::Nothing,
         }
     }
 }

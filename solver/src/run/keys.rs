@@ -17,7 +17,7 @@ pub(super) fn show(shared: &Shared, keys: &Keys, hot: &[HotBlock]) {
             .iter()
             .flat_map(|standing| &standing.weights);
         for (class, weights) in classes {
-            let realised = keys.realised(&frontend.name, class);
+            let realised = keys.realised((&frontend.name, class), weights);
             for (engine, weight) in weights.iter().filter(|(_, weight)| *weight > 0.0) {
                 let share = realised.iter().find(|(name, _)| name == engine);
                 if let Some((_, share)) = share {

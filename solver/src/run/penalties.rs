@@ -14,7 +14,7 @@ use crate::metrics;
 use crate::model::topology::EngineId;
 use crate::operate::overrides::Note;
 use crate::penalty::look::looks;
-use crate::penalty::{Penalised, Pool};
+use crate::penalty::{Footing, Penalised, Pool};
 use crate::tick::{Health, Inputs};
 
 /// Such a drain ends after so many times the time that led to it.
@@ -35,31 +35,44 @@ pub(super) fn judge(shared: &Shared, core: &mut Core, deltas: &[Delta], inputs: 
         return;
     }
     let looks = looks(topology, &core.state.registry, deltas);
-    let mut usable = vec![true; topology.engines.len()];
-    for sample in &inputs.engines {
-        usable[sample.engine.0] = sample.health != Health::Down;
-    }
-    for engine in &inputs.orders.draining {
-        usable[engine.0] = false;
-    }
+    let footing = footing(shared, inputs);
     let measured = deltas.iter().filter(|delta| delta.measured);
     let length_s = measured.map(|delta| delta.length_s).fold(0.0, f64::max);
     core.pool
-        .absorb(topology, &looks, &usable, (inputs.now_ns, length_s));
+        .absorb(topology, &looks, &footing, (inputs.now_ns, length_s));
     for (id, penalty) in topology.engine_ids().zip(core.pool.penalties()) {
         for sample in inputs.engines.iter_mut().filter(|s| s.engine == id) {
             sample.penalty = penalty;
         }
     }
-    show(shared, &core.pool, &usable);
+    show(shared, &core.pool, &footing);
     drain_ejected(shared, &core.pool, inputs);
 }
 
-fn show(shared: &Shared, pool: &Pool, usable: &[bool]) {
+/// Which engines are sent requests.
+fn footing(shared: &Shared, inputs: &Inputs) -> Vec<Footing> {
+    let mut footing = vec![Footing::Open; shared.topology.engines.len()];
+    for sample in inputs.engines.iter().filter(|s| s.health == Health::Down) {
+        footing[sample.engine.0] = Footing::Out;
+    }
+    let drains = shared.desk.kept().orders.drains;
+    for id in &inputs.orders.draining {
+        let order = drains.get(&shared.topology.engines[id.0].name);
+        footing[id.0] = match order.is_some_and(|note| note.who == WHO) {
+            true => Footing::Ejected,
+            false => Footing::Out,
+        };
+    }
+    footing
+}
+
+fn show(shared: &Shared, pool: &Pool, footing: &[Footing]) {
     let topology = &shared.topology;
     let name = |id: EngineId| topology.engines[id.0].name.as_str();
     let penalised = topology.engine_ids().filter_map(|id| {
-        let one = pool.penalised(id).filter(|_| usable[id.0])?;
+        let one = pool
+            .penalised(id)
+            .filter(|_| footing[id.0] == Footing::Open)?;
         Some((name(id).to_owned(), one))
     });
     let penalised: BTreeMap<String, Penalised> = penalised.collect();
@@ -113,7 +126,8 @@ fn drain_ejected(shared: &Shared, pool: &Pool, inputs: &mut Inputs) {
             expires_unix_ms: Some(inputs.unix_ms + DRAINED_TIMES * limit_s * 1_000),
         };
         let order = shared.desk.change(|orders| {
-            orders.drains.insert(name.clone(), note);
+            // A person's order that came in meanwhile stands.
+            orders.drains.entry(name.clone()).or_insert(note);
             Ok(())
         });
         match order {
@@ -181,6 +195,57 @@ mod tests {
     }
 
     #[test]
+    fn an_engine_is_out_or_drained_by_somebody_or_drained_for_what_it_did() {
+        let shared = shared(true);
+        let order = shared.desk.change(|orders| {
+            for (name, who) in [("E", WHO), ("F", "ada (uid 7)")] {
+                let who = who.to_owned();
+                let note = Note {
+                    who,
+                    ..Note::default()
+                };
+                orders.drains.insert(name.to_owned(), note);
+            }
+            Ok(())
+        });
+        order.unwrap();
+        let mut inputs = Inputs::default();
+        assert_eq!(footing(&shared, &inputs), [Footing::Open; 2]);
+        inputs.orders = shared.desk.kept().orders.resolve(&shared.topology).0;
+        let drained = [Footing::Ejected, Footing::Out];
+        assert_eq!(footing(&shared, &inputs), drained);
+        inputs.orders.draining.clear();
+        inputs.engines.push(EngineSample {
+            health: Health::Down,
+            ..EngineSample::unknown(EngineId(0))
+        });
+        assert_eq!(footing(&shared, &inputs), [Footing::Out, Footing::Open]);
+    }
+
+    #[test]
+    fn a_drain_that_a_person_orders_meanwhile_stands() {
+        let shared = shared(true);
+        let mut standing = policy(&topology(TOPOLOGY), 90.0);
+        standing.engines[0].planned_factor = 0.05;
+        let mut pool = Pool::restore(&shared.topology, &[standing], 0);
+        let looks = vec![crate::penalty::look::Look::default(); 2];
+        // The pass has taken its orders already.
+        let mut inputs = Inputs::default();
+        let order = shared.desk.change(|orders| {
+            orders.drains.insert("E".to_owned(), Note::default());
+            Ok(())
+        });
+        order.unwrap();
+        for now_s in [2, 14] {
+            let now = (now_s * SECOND_NS, 2.0);
+            pool.absorb(&shared.topology, &looks, &[Footing::Open; 2], now);
+            drain_ejected(&shared, &pool, &mut inputs);
+        }
+        assert!(inputs.orders.draining.contains(&EngineId(0)));
+        assert_eq!(shared.desk.kept().orders.drains["E"], Note::default());
+    }
+
+    #[test]
     fn an_engine_that_is_ejected_for_long_is_drained_by_an_order_that_ends() {
         for second in [true, false] {
             let shared = shared(second);
@@ -193,14 +258,14 @@ mod tests {
                 ..Inputs::default()
             };
             let looks = vec![crate::penalty::look::Look::default(); engines];
-            let usable = vec![true; engines];
+            let footing = vec![Footing::Open; engines];
             for now_s in [2, 4, 6, 8, 10] {
                 let now = (now_s * SECOND_NS, 2.0);
-                pool.absorb(&shared.topology, &looks, &usable, now);
+                pool.absorb(&shared.topology, &looks, &footing, now);
                 drain_ejected(&shared, &pool, &mut inputs);
             }
             assert!(inputs.orders.draining.is_empty(), "8 s are not long");
-            pool.absorb(&shared.topology, &looks, &usable, (12 * SECOND_NS, 2.0));
+            pool.absorb(&shared.topology, &looks, &footing, (12 * SECOND_NS, 2.0));
             drain_ejected(&shared, &pool, &mut inputs);
             let drains = shared.desk.kept().orders.drains;
             // What nobody else can serve stays, whatever it is like.

@@ -20,6 +20,9 @@ use crate::model::topology::{ClassId, EngineId, FrontendId, Topology};
 
 /// Factors nearer than this are the same.
 const SAME: f64 = 1e-9;
+/// Most that one pass gives back of a factor: as much as a pass of two seconds does where hosts give
+/// an engine back. More is asked for where weights were held for long, or a penalty was forgotten.
+const MOST_BACK: f64 = 0.25;
 
 /// What of penalties the next policies count, by frontend then engine.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -66,6 +69,11 @@ impl Counted {
         Self {
             factors: topology.frontend_ids().zip(standing).map(one).collect(),
         }
+    }
+
+    /// Whether weights at a frontend still count a penalty of an engine, or how it comes back.
+    pub(super) fn counts(&self, frontend: FrontendId, engine: EngineId) -> bool {
+        self.factors[frontend.0][engine.0] < 1.0 - SAME
     }
 
     /// Says in a policy what its weights count.
@@ -128,6 +136,7 @@ impl Frontend<'_> {
         if changed.is_empty() {
             return factors;
         }
+        let wanted: &[f64] = &self.by_steps(wanted, previous);
         let moving: Vec<usize> = changed
             .into_iter()
             .filter(|e| self.may_lay(*e, wanted[*e], previous))
@@ -141,6 +150,25 @@ impl Frontend<'_> {
             factors[e] = wanted[e];
         }
         factors
+    }
+
+    /// The factors wanted, as far as one pass goes back to them. An engine without a share has
+    /// nothing that a factor would be of.
+    fn by_steps(&self, wanted: &[f64], previous: &[Option<Vec<f64>>]) -> Vec<f64> {
+        let has_share = |e: usize| {
+            let classes = self.topology.classes.iter().zip(previous);
+            let mut pairs = classes
+                .flat_map(|(class, weights)| class.eligible.iter().zip(weights.iter().flatten()));
+            pairs.any(|(pair, weight)| pair.engine.0 == e && *weight > 0.0)
+        };
+        let step = |(e, wanted): (usize, &f64)| {
+            let most = self.before[e] + MOST_BACK;
+            match *wanted > most && has_share(e) {
+                true => most,
+                false => *wanted,
+            }
+        };
+        wanted.iter().enumerate().map(step).collect()
     }
 
     /// Whether all of an engine's weights here are the solver's to move, and have where to go.

@@ -247,7 +247,8 @@ impl World {
                 continue;
             };
             for (arc, weight) in source.arcs.iter_mut().zip(previous) {
-                let penalised = self.engines[arc.engine.0].planned_factor < 1.0;
+                let penalised = self.engines[arc.engine.0].planned_factor < 1.0
+                    || self.counted.counts(source.frontend, arc.engine);
                 let gains = !penalised && !self.gains_nothing[arc.engine.0];
                 arc.most = (!gains).then_some(*weight);
             }

@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use pointsman_solver::collect::average::Average;
 use pointsman_solver::model::topology::{ClassId, EngineId, FrontendId, Topology};
 use pointsman_solver::model::units::NonNegative;
-use pointsman_solver::penalty::Pool;
+use pointsman_solver::penalty::{Footing, Pool};
 use pointsman_solver::tick::{
     Answers, Arrivals, DemandSample, EngineSample, Health, Inputs, Offered, RoundTrips, Sent,
     Service, TickOutcome, TickState, tick,
@@ -212,13 +212,13 @@ impl Stage {
         let Some(pool) = &mut self.pool else {
             return;
         };
-        let mut usable = vec![true; self.topology.engines.len()];
-        for sample in &inputs.engines {
-            usable[sample.engine.0] = sample.health == Health::Up;
+        let mut footing = vec![Footing::Open; self.topology.engines.len()];
+        for sample in inputs.engines.iter().filter(|s| s.health != Health::Up) {
+            footing[sample.engine.0] = Footing::Out;
         }
         let looks = looks(&self.topology, new);
         let length_s = new.len() as f64 * STEP_S;
-        pool.absorb(&self.topology, &looks, &usable, (inputs.now_ns, length_s));
+        pool.absorb(&self.topology, &looks, &footing, (inputs.now_ns, length_s));
         for (sample, penalty) in inputs.engines.iter_mut().zip(pool.penalties()) {
             sample.penalty = penalty;
             if penalty.value() > 0.0 {

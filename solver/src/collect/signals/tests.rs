@@ -181,6 +181,24 @@ fn how_engines_answered_and_what_became_of_arrivals_is_told() {
 }
 
 #[test]
+fn a_process_that_stood_still_is_one_voice_on_a_penalty() {
+    let dir = tempfile::tempdir().unwrap();
+    let metrics = Metrics::default();
+    let proxies = [Proxy::start(dir.path()), Proxy::start(dir.path())];
+    let mut pages = Pages::new(dir.path(), "f");
+    pages.look(&metrics);
+    let engine = (EngineSlot(0), GENERATION);
+    for (proxy, us) in proxies.iter().zip([60_000_000, 1_000]) {
+        let cell = proxy.shards[0].engine(engine.0, engine.1).unwrap();
+        cell.penalised_us(us);
+    }
+    let delta = pages.look(&metrics);
+    let told_us = delta.seen[&engine].penalised_us;
+    let most_us = ((delta.length_s + LATE_S) * 1e6) as u64;
+    assert_eq!(told_us, most_us + 1_000);
+}
+
+#[test]
 fn a_page_that_went_back_or_is_refused_is_missed_and_not_taken_for_silence() {
     use std::os::unix::fs::FileExt as _;
     let dir = tempfile::tempdir().unwrap();
