@@ -113,12 +113,14 @@ pub fn first_token_us(idle_ms: f64, planned_ms: f64, length: f32, outlook: Outlo
     (own_us + added_us.max(queue_us) + 0.5) as u32
 }
 
-/// ln(observed / predicted), where times below `floor_us` all count as that: nobody is worse for
-/// taking 3 ms where others take 1.
+/// ln(observed / predicted), where times below `floor_us` all count as that, predicted ones too: nobody
+/// is worse for taking 3 ms where others take 1, nor for being expected to take 1 where others are to
+/// take 15, and taking it.
 #[must_use]
 pub fn log_ratio(observed_us: u64, predicted_us: u32, floor_us: u64) -> f64 {
     let observed = observed_us.max(floor_us) as f64;
-    (observed / f64::from(predicted_us.max(1))).ln()
+    let predicted = u64::from(predicted_us).max(floor_us).max(1) as f64;
+    (observed / predicted).ln()
 }
 
 impl Backlog {
@@ -260,6 +262,11 @@ mod tests {
         let ratio = |observed_us| log_ratio(observed_us, 20_000, 20_000);
         assert_eq!((ratio(1), ratio(20_000)), (0.0, 0.0));
         assert_eq!(ratio(100_000), 5f64.ln());
+        for predicted_us in [0, 1, 2_000, 15_000] {
+            let ratio = |observed_us| log_ratio(observed_us, predicted_us, 20_000);
+            assert_eq!(ratio(u64::from(predicted_us)), 0.0, "{predicted_us}");
+            assert_eq!(ratio(100_000), 5f64.ln(), "{predicted_us}");
+        }
     }
 
     #[test]

@@ -191,6 +191,28 @@ fn gaps_are_compared_with_the_profile_at_the_planned_load() {
     assert_eq!(gaps((0, 0), (16, 16 * 3_000), 5_000).sum, 0.0);
 }
 
+/// Of two kinds one is to take 2 ms and one 15, and they do; and so with their tokens.
+#[test]
+fn engines_that_are_as_quick_as_predicted_are_no_outliers_however_quick_that_is() {
+    let mut world = World::new();
+    for engine in &mut world.policy.engines {
+        engine.profile_assumed = false;
+    }
+    world.penalties.adopt(&world.policy);
+    for _ in 0..300 {
+        for (engine, took_us) in [(0, 2_000), (1, 15_000)] {
+            let evidence = world.shards[0].evidence(EngineSlot(engine), LIFE);
+            let ratio = log_ratio(took_us, took_us as u32, 20_000);
+            (0..3).for_each(|_| evidence.time(TimeKind::FirstToken, ratio));
+            world.end(engine, Outcome::Success, 3);
+        }
+        world.look();
+        assert_eq!((world.of(0), world.of(1)), (0.0, 0.0));
+    }
+    let gap = |mean_us: u64| gaps((0, 0), (16, 16 * mean_us), mean_us as u32).sum;
+    assert_eq!((gap(1_000), gap(4_000)), (0.0, 0.0));
+}
+
 #[test]
 fn assumed_profiles_compare_within_a_kind() {
     let mut policy = World::new().policy;
