@@ -7,8 +7,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::time::Duration;
 
+use pointsman_shm::policy::ProfilePoint;
 use pointsman_tests::both_drivers;
-use pointsman_tests::client::{CHAT, Client, STREAMED, post_with};
+use pointsman_tests::client::{CHAT, Client, STREAMED, UNARY, post_with};
 use pointsman_tests::engine::{Conn, Engine};
 use pointsman_tests::policy::Draft;
 use pointsman_tests::proxy::{Driver, Proxy};
@@ -21,6 +22,7 @@ both_drivers!(
     /// E04: what clients did wrong, and refusals for want of room, are held against nobody.
     e04_refusals_and_clients_faults_eject_nobody,
     an_engine_five_times_slower_loses_requests,
+    whole_answers_are_compared_by_their_tokens,
     /// E05: nothing comes from it that could be compared.
     e05_an_engine_that_hangs_loses_requests_while_they_wait,
     an_engine_that_nobody_speaks_of_is_asked_and_left_out_while_it_is_down,
@@ -76,6 +78,10 @@ struct Load {
 
 impl Load {
     fn start(proxy: &Proxy, clients: u64) -> Self {
+        Self::of(proxy, clients, request)
+    }
+
+    fn of(proxy: &Proxy, clients: u64, request: fn(u64) -> Vec<u8>) -> Self {
         let ends = Arc::new(AtomicBool::new(false));
         let next = Arc::new(AtomicU64::new(0));
         let client = |_| {
@@ -177,6 +183,51 @@ fn an_engine_five_times_slower_loses_requests(driver: Driver) {
     assert_eq!(penalty(&proxy, "E1"), 0.0);
     let late = "pointsman_proxy_engine_late_total";
     assert!(proxy.metrics().sum(late, &[("engine", "E2")]) >= 1.0);
+    proxy.await_rest();
+}
+
+/// One engine is to be quick with the first token and slow with the others, one the other way round;
+/// forty-one take either as long.
+fn whole_answers_are_compared_by_their_tokens(driver: Driver) {
+    const USAGE: &str = "{\"usage\":{\"prompt_tokens\":1,\"completion_tokens\":41}}";
+    let whole = |conn: &mut Conn, asked: &Message| {
+        if !is_health_check(asked) {
+            thread::sleep(Duration::from_millis(440));
+        }
+        conn.respond(200, USAGE);
+    };
+    let (first, second) = (Engine::serving(whole), Engine::serving(whole));
+    let draft = Draft::new()
+        .engine("E1", first.address())
+        .engine("E2", second.address())
+        .route("m", &[("E1", 0.5), ("E2", 0.5)])
+        .with(|policy| {
+            for (at, ttft_ms, tbot_ms) in [(0, 20.0, 10.5), (1, 200.0, 6.0)] {
+                let engine = &mut policy.engines[at];
+                engine.profile_assumed = false;
+                engine.profile = vec![ProfilePoint {
+                    utilisation: 0.5,
+                    ttft_ms,
+                    tbot_ms,
+                }];
+                let eligible = &mut policy.classes[0].eligible[at];
+                (eligible.idle_ttft_ms, eligible.planned_ttft_ms) = (ttft_ms, ttft_ms);
+            }
+        });
+    let proxy = Proxy::configured(driver, &draft, ON);
+    let unstreamed = |number: u64| post_with(CHAT, &format!("x-session-id: s{number}\r\n"), UNARY);
+    let load = Load::of(&proxy, 12, unstreamed);
+    // By the first token alone it would be found after some fifty.
+    eventually(LONG, "the quick one has given a hundred answers", || {
+        assert_eq!(penalty(&proxy, "E1"), 0.0);
+        let given = [("engine", "E1"), ("outcome", "success")];
+        let given = proxy
+            .metrics()
+            .sum("pointsman_proxy_attempts_total", &given);
+        (given >= 100.0).then_some(())
+    });
+    drop(load);
+    assert_eq!(penalty(&proxy, "E2"), 0.0);
     proxy.await_rest();
 }
 

@@ -10,6 +10,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use pointsman_shm::id::{ClassSlot, EngineSlot, Generation, MAX_ENGINES};
+use pointsman_shm::policy::ProfilePoint;
 
 /// What the sentinel tells shards of one engine: 64 bits, so that a shard reads it whole.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -111,6 +112,35 @@ pub fn first_token_us(idle_ms: f64, planned_ms: f64, length: f32, outlook: Outlo
     let queue_us = f64::from(outlook.queue_ms) * 1_000.0 * QUEUE_MARGIN;
     // A cast cuts, saturates, and takes what is no number to 0. (Rounding is a call.)
     (own_us + added_us.max(queue_us) + 0.5) as u32
+}
+
+/// Predicted time of a whole answer, microseconds: its first token and so many more, one after the
+/// other. That time is mostly of its tokens, so without them an engine that is to be quick with the
+/// first would seem slow.
+#[must_use]
+pub fn whole_us(first_token_us: u32, gap_us: u32, tokens: u64) -> u32 {
+    let gaps_us = u64::from(gap_us).saturating_mul(tokens.saturating_sub(1));
+    let whole_us = gaps_us.saturating_add(u64::from(first_token_us));
+    u32::try_from(whole_us).unwrap_or(u32::MAX)
+}
+
+/// Predicted time between two tokens at a load, milliseconds: linear between a profile's points, as
+/// at its ends beyond them. 0 without a profile.
+#[must_use]
+pub fn gap_ms(profile: &[ProfilePoint], utilisation: f64) -> f64 {
+    let after = profile.partition_point(|point| point.utilisation <= utilisation);
+    match (
+        after.checked_sub(1).map(|at| profile[at]),
+        profile.get(after),
+    ) {
+        (Some(a), Some(b)) => {
+            let t = (utilisation - a.utilisation) / (b.utilisation - a.utilisation);
+            a.tbot_ms + (b.tbot_ms - a.tbot_ms) * t
+        }
+        (Some(last), None) => last.tbot_ms,
+        (None, Some(first)) => first.tbot_ms,
+        (None, None) => 0.0,
+    }
 }
 
 /// ln(observed / predicted), where times below `floor_us` all count as that, predicted ones too: nobody
@@ -255,6 +285,14 @@ mod tests {
         assert_eq!(first_token_us(0.0, 0.0, 3.0, queue(400)), 0);
         assert_eq!(first_token_us(f64::NAN, 1.0, 1.0, alone), 0);
         assert_eq!(first_token_us(1e12, 1e12, 1.0, alone), u32::MAX);
+    }
+
+    #[test]
+    fn a_whole_answer_takes_as_long_as_its_tokens() {
+        assert_eq!(whole_us(20_000, 10_000, 0), 20_000);
+        assert_eq!(whole_us(20_000, 10_000, 1), 20_000);
+        assert_eq!(whole_us(20_000, 10_000, 41), 420_000);
+        assert_eq!(whole_us(20_000, 10_000, u64::MAX), u32::MAX);
     }
 
     #[test]

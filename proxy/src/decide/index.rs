@@ -17,6 +17,7 @@ use pointsman_shm::id::{ClassSlot, EngineSlot, Generation, MAX_CLASSES, MAX_ENGI
 use pointsman_shm::policy::{Class, Engine, PlannedState, Policy};
 
 use crate::decide::classify::RouteIndex;
+use crate::decide::expect::gap_ms;
 
 /// What a shard looks things up in; never changed after it is built.
 #[derive(Debug)]
@@ -59,6 +60,7 @@ pub(crate) struct Particulars {
     pub(crate) planned_factor: f64,
     pub(crate) generation: Generation,
     network_us: u32,
+    gap_us: u32,
 }
 
 /// A slot number that no engine of the policy has: [`Gate::Out`] stands for it.
@@ -67,6 +69,7 @@ const NOBODY: Particulars = Particulars {
     planned_factor: 1.0,
     generation: Generation(0),
     network_us: 0,
+    gap_us: 0,
 };
 
 /// Table slots of a cache line.
@@ -155,6 +158,12 @@ impl PolicyIndex {
     #[must_use]
     pub fn network_us(&self, engine: EngineSlot) -> u32 {
         self.particulars(engine).network_us
+    }
+
+    /// Predicted time between two tokens of an engine, microseconds; 0 where nothing is.
+    #[must_use]
+    pub fn gap_us(&self, engine: EngineSlot) -> u32 {
+        self.particulars(engine).gap_us
     }
 
     /// Position of an engine in the policy's `eligible` of the class at this position.
@@ -249,6 +258,7 @@ fn by_engine(policy: &Policy, usable: &dyn Fn(&Engine) -> bool) -> (Vec<Gate>, V
             generation: engine.generation,
             // The cast saturates.
             network_us: (engine.network_ms * 1_000.0) as u32,
+            gap_us: (gap_ms(&engine.profile, engine.planned_utilisation) * 1_000.0) as u32,
         };
     }
     (gates, particulars)

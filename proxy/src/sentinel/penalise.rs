@@ -8,11 +8,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use pointsman_shm::id::{EngineSlot, Generation};
-use pointsman_shm::policy::{Engine, Policy, ProfilePoint};
+use pointsman_shm::policy::{Engine, Policy};
 use pointsman_shm::signals::{Outcome, SignalsWriter};
 
 use crate::decide::blame::{Blame, blame};
-use crate::decide::expect::{Backlog, Outlook, Outlooks, log_ratio};
+use crate::decide::expect::{Backlog, Outlook, Outlooks, gap_ms, log_ratio};
 use crate::decide::penalty::{
     self, Access, Action, Cause, Comparison, MEASURED, Member, Rules, Samples, Seen, Signal, Stage,
     Standing,
@@ -346,24 +346,6 @@ fn plans<'a>(policy: &'a Policy) -> Vec<Plan> {
         }
     };
     policy.engines.iter().map(&mut plan).collect()
-}
-
-/// Predicted time between two tokens at a load, milliseconds: linear between a profile's points, as
-/// at its ends beyond them. 0 without a profile.
-fn gap_ms(profile: &[ProfilePoint], utilisation: f64) -> f64 {
-    let after = profile.partition_point(|point| point.utilisation <= utilisation);
-    match (
-        after.checked_sub(1).map(|at| profile[at]),
-        profile.get(after),
-    ) {
-        (Some(a), Some(b)) => {
-            let t = (utilisation - a.utilisation) / (b.utilisation - a.utilisation);
-            a.tbot_ms + (b.tbot_ms - a.tbot_ms) * t
-        }
-        (Some(last), None) => last.tbot_ms,
-        (None, Some(first)) => first.tbot_ms,
-        (None, None) => 0.0,
-    }
 }
 
 /// Positions of the engines of each class, each set of them once.

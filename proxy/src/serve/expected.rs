@@ -13,7 +13,7 @@ use super::shard::Shard;
 use super::target::Target;
 use super::waits::{Expected, WaitId};
 use crate::clock::monotonic_ns;
-use crate::decide::expect::{first_token_us, log_ratio};
+use crate::decide::expect::{first_token_us, log_ratio, whole_us};
 use crate::decide::penalty::LATE_FACTOR;
 use crate::metrics::TimeKind;
 
@@ -66,6 +66,7 @@ pub(crate) fn expect(
         first_token_us,
         // An answer that comes whole takes as long as its tokens, of which nothing is foreseen.
         limit_us: if is_stream { limit_us as u32 } else { 0 },
+        gap_us: adopted.index.gap_us(engine.slot),
         epoch: outlook.epoch,
         is_stream,
     };
@@ -95,13 +96,19 @@ impl Attempt {
         };
         let lasted_us = self.shard.waits.borrow().overrun_us(id, monotonic_ns());
         if let Some(lasted_us) = lasted_us {
-            self.compares(lasted_us);
+            self.compares(lasted_us, 0);
         }
     }
 
-    /// The first token came after so long. One that was late has counted already, and one from before
-    /// an ejection says nothing of what is now.
-    pub(crate) fn compares(&self, ttft_us: u64) {
+    /// Whether its answer is to come token by token; none where nothing is expected any more.
+    pub(crate) fn awaits_stream(&self) -> Option<bool> {
+        let id = self.wait.get()?;
+        Some(self.shard.waits.borrow().expected(id).is_stream)
+    }
+
+    /// The first token came after so long, or a whole answer of so many tokens. One that was late has
+    /// counted already, and one from before an ejection says nothing of what is now.
+    pub(crate) fn compares(&self, took_us: u64, tokens: u64) {
         let Some((expected, false)) = self.stops_to_wait() else {
             return;
         };
@@ -114,6 +121,7 @@ impl Attempt {
         };
         let metrics = &self.shard.metrics;
         let evidence = metrics.evidence(expected.engine, expected.generation);
-        evidence.time(kind, log_ratio(ttft_us, expected.first_token_us, FLOOR_US));
+        let predicted_us = whole_us(expected.first_token_us, expected.gap_us, tokens);
+        evidence.time(kind, log_ratio(took_us, predicted_us, FLOOR_US));
     }
 }

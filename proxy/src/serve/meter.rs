@@ -28,6 +28,8 @@ pub(crate) struct Meter {
     error: Option<StreamError>,
     /// The event that says that nothing follows has passed.
     said_done: bool,
+    /// It is an answer in JSON, all of which is looked into while it is small.
+    is_json: bool,
 }
 
 /// When something was, on a clock that has run for a while; none where it was not yet. A held stream
@@ -74,6 +76,7 @@ impl Meter {
             Source::None
         };
         Self {
+            is_json: matches!(source, Source::JsonOf(_) | Source::Json(_)),
             source,
             sent_ns,
             first_byte_ns: None,
@@ -164,6 +167,11 @@ impl Meter {
             Source::JsonOf(_) | Source::Json(_) | Source::None => self.first_byte_ns,
         };
         Some(first_ns?.get().saturating_sub(self.sent_ns) / 1_000)
+    }
+
+    /// Whether it is an answer in JSON that comes whole.
+    pub(crate) fn is_json(&self) -> bool {
+        self.is_json
     }
 
     /// Sum of the gaps between tokens in microseconds, and how many there were.

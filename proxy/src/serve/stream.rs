@@ -293,7 +293,7 @@ impl<'a> Stream<'a> {
             && let Some(ttft_us) = self.meter.ttft_us()
         {
             self.has_token = true;
-            self.tally.first_token(ttft_us);
+            self.tally.first_token(ttft_us, self.meter.is_json());
         }
         Ok(())
     }

@@ -43,14 +43,17 @@ impl<'a> Tally<'a> {
 
     /// Counts the time to a first token as soon as it went to the client: its stream may run for
     /// long, and by then the time is old news.
-    pub(crate) fn first_token(&self, ttft_us: u64) {
+    pub(crate) fn first_token(&self, ttft_us: u64, is_json: bool) {
         if !self.is_success {
             return;
         }
         let client_us = monotonic_ns().saturating_sub(self.started_ns) / 1_000;
         self.shard.metrics.ttft.observe_us(client_us);
         self.attempt.measure(|cell| cell.ttft_us(ttft_us));
-        self.attempt.compares(ttft_us);
+        // What comes whole takes as long as its tokens, which it tells at its end.
+        if !is_json || self.attempt.awaits_stream() == Some(true) {
+            self.attempt.compares(ttft_us, 0);
+        }
         let signals = self.shard.signals.borrow();
         let segment = signals.segment();
         if let Some(cell) = segment.pair(self.attempt.pair.0, self.attempt.pair.1) {
@@ -69,6 +72,11 @@ impl<'a> Tally<'a> {
         if !self.is_success {
             return;
         }
+        let tokens = meter.tokens();
+        // One that does not say how many tokens it has is compared with nothing.
+        if let (true, Some(took_us), Some(tokens)) = (meter.is_json(), meter.ttft_us(), &tokens) {
+            self.attempt.compares(took_us, tokens.output);
+        }
         let signals = self.shard.signals.borrow();
         let Some(cell) = signals
             .segment()
@@ -80,7 +88,7 @@ impl<'a> Tally<'a> {
         if gaps > 0 {
             cell.tbot_us(sum_us, gaps);
         }
-        if let Some(tokens) = meter.tokens() {
+        if let Some(tokens) = tokens {
             cell.tokens(
                 tokens.prompt,
                 tokens.cached,

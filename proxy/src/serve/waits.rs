@@ -33,6 +33,8 @@ pub(crate) struct Expected {
     pub(crate) first_token_us: u32,
     /// A wait that is longer is evidence, microseconds; 0 where none is.
     pub(crate) limit_us: u32,
+    /// Predicted time between two tokens, microseconds; 0 where nothing is.
+    pub(crate) gap_us: u32,
     /// Ejections of the engine so far.
     pub(crate) epoch: u8,
     /// The answer comes token by token.
@@ -63,6 +65,11 @@ impl Waits {
         self.entries.push(wait);
         let count = u32::try_from(self.entries.len()).unwrap_or(u32::MAX);
         WaitId(NonZeroU32::new(count).unwrap_or(NonZeroU32::MIN))
+    }
+
+    /// What was expected of a wait that is not over.
+    pub(crate) fn expected(&self, id: WaitId) -> Expected {
+        self.entries[id.at()].expected
     }
 
     /// The engine is being asked since `begun_ns`; the last word counts.
@@ -123,6 +130,7 @@ mod tests {
             generation: Generation(1),
             first_token_us: 1,
             limit_us,
+            gap_us: 0,
             epoch: 0,
             is_stream: true,
         }

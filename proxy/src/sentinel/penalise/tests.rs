@@ -1,5 +1,7 @@
 //! Gathering, against real counters.
 
+use pointsman_shm::policy::ProfilePoint;
+
 use super::*;
 use crate::metrics::ShardMetrics;
 use crate::sentinel::fixture;
