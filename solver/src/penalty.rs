@@ -35,7 +35,12 @@ pub struct Pool {
     /// Penalties in force.
     given: Vec<f64>,
     last_ns: Option<u64>,
+    /// When pages last told anything.
+    told_ns: Option<u64>,
 }
+
+/// What pages told stands for so long, nanoseconds; passes may be more frequent than looks at pages.
+const STANDS_NS: u64 = 30_000_000_000;
 
 /// Whether policies send an engine requests, and why not.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -106,6 +111,7 @@ impl Pool {
             given: engines.iter().map(|one| one.course.penalty()).collect(),
             engines,
             last_ns: None,
+            told_ns: None,
         }
     }
 
@@ -131,7 +137,18 @@ impl Pool {
                 .map(|at| given(at).copied().unwrap_or(0.0))
                 .collect(),
             last_ns: self.last_ns,
+            told_ns: self.told_ns,
         }
+    }
+
+    /// Whether pages told anything lately, as of the last pass: else what is known of engines is of
+    /// another time.
+    #[must_use]
+    pub fn is_told(&self) -> bool {
+        let (Some(told_ns), Some(now_ns)) = (self.told_ns, self.last_ns) else {
+            return false;
+        };
+        now_ns.saturating_sub(told_ns) < STANDS_NS
     }
 
     /// Takes in looks by engine, which cover `length_s` seconds up to `now_ns`. Only an engine that
@@ -151,6 +168,7 @@ impl Pool {
             .map_or(0.0, |last| now_ns.saturating_sub(last) as f64 / 1e9);
         self.last_ns = Some(now_ns);
         if length_s > 0.0 {
+            self.told_ns = Some(now_ns);
             for (one, look) in self.engines.iter_mut().zip(looks) {
                 one.observe(topology, look, length_s);
             }

@@ -29,10 +29,7 @@ pub(super) fn judge(shared: &Shared, core: &mut Core, deltas: &[Delta], inputs: 
     let topology = &shared.topology;
     if !topology.settings.pool_penalties {
         core.pool = Pool::default();
-        shared.write(|record| record.penalised = Arc::default());
-        let none = std::iter::empty::<([&str; 1], f64)>();
-        shared.metrics.replace(&metrics::ENGINE_PENALTY, none);
-        return;
+        return show_nothing(shared);
     }
     let looks = looks(topology, &core.state.registry, deltas);
     let footing = footing(shared, inputs);
@@ -46,6 +43,7 @@ pub(super) fn judge(shared: &Shared, core: &mut Core, deltas: &[Delta], inputs: 
         }
     }
     show(shared, &core.pool, &footing);
+    show_seen(shared, &core.pool);
     drain_ejected(shared, &core.pool, inputs);
 }
 
@@ -79,13 +77,28 @@ fn show(shared: &Shared, pool: &Pool, footing: &[Footing]) {
     let taken = |id| penalised.get(name(id)).map_or(0.0, |one| one.penalty);
     let series = topology.engine_ids().map(|id| ([name(id)], taken(id)));
     shared.metrics.replace(&metrics::ENGINE_PENALTY, series);
-    let ratios = topology.engine_ids();
-    let ratios = ratios.filter_map(|id| Some(([name(id)], pool.ttft_ratio(id)?)));
-    shared.metrics.replace(&metrics::ENGINE_TTFT_RATIO, ratios);
-    let loads = topology.engine_ids().map(|id| ([name(id)], pool.load(id)));
-    shared.metrics.replace(&metrics::ENGINE_OBSERVED, loads);
     say(&shared.record().penalised, &penalised);
     shared.write(|record| record.penalised = Arc::new(penalised));
+}
+
+/// What proxies saw of engines. Once no page tells it there is nothing to show: what was last seen
+/// would stand for ever, and alerts with it.
+fn show_seen(shared: &Shared, pool: &Pool) {
+    let topology = &shared.topology;
+    let engines = || topology.engine_ids().filter(|_| pool.is_told());
+    let name = |id: EngineId| [topology.engines[id.0].name.as_str()];
+    let ratios = engines().filter_map(|id| Some((name(id), pool.ttft_ratio(id)?)));
+    shared.metrics.replace(&metrics::ENGINE_TTFT_RATIO, ratios);
+    let loads = engines().map(|id| (name(id), pool.load(id)));
+    shared.metrics.replace(&metrics::ENGINE_OBSERVED, loads);
+}
+
+/// Nothing is pooled.
+fn show_nothing(shared: &Shared) {
+    shared.write(|record| record.penalised = Arc::default());
+    let none = std::iter::empty::<([&str; 1], f64)>();
+    shared.metrics.replace(&metrics::ENGINE_PENALTY, none);
+    show_seen(shared, &Pool::default());
 }
 
 /// One line when a penalty begins and one when it ends.
@@ -220,6 +233,34 @@ mod tests {
             ..EngineSample::unknown(EngineId(0))
         });
         assert_eq!(footing(&shared, &inputs), [Footing::Out, Footing::Open]);
+    }
+
+    #[test]
+    fn what_was_seen_is_shown_only_while_pages_tell_it() {
+        let shared = shared(true);
+        let look = |attempts| crate::penalty::look::Look {
+            load: 1.2,
+            attempts,
+            ..Default::default()
+        };
+        let mut pool = Pool::default();
+        let footing = [Footing::Open; 2];
+        let looks = [look(100), look(100)];
+        let shown = |engine: &str| shared.metrics.value(&metrics::ENGINE_OBSERVED, &[engine]);
+        let mut pass = |at_s: u64, length_s: f64| {
+            let time = (at_s * SECOND_NS, length_s);
+            pool.absorb(&shared.topology, &looks, &footing, time);
+            show_seen(&shared, &pool);
+            (shown("E"), shown("F"))
+        };
+        assert_eq!(pass(1, 2.0), (Some(1.2), Some(1.2)));
+        // A pass between two looks at pages; then every proxy has stopped.
+        assert_eq!(pass(30, 0.0), (Some(1.2), Some(1.2)));
+        assert_eq!(pass(31, 0.0), (None, None));
+        assert_eq!(pass(40, 2.0), (Some(1.2), Some(1.2)));
+        // A reload turned pooling off.
+        show_nothing(&shared);
+        assert_eq!((shown("E"), shown("F")), (None, None));
     }
 
     #[test]
