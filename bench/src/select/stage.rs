@@ -234,7 +234,9 @@ fn config_for(dir: &Path) -> anyhow::Result<config::Config> {
     let quoted = |path: PathBuf| serde_json::Value::from(path.to_string_lossy()).to_string();
     let text = format!(
         "frontend = \"{FRONTEND}\"\nlisten = [\"127.0.0.1:0\"]\nshards = 1\nrun_dir = {}\n\
-         state_dir = {}\n",
+         state_dir = {}\n\
+         # Its engines are names only: asked for their health they would all be down.\n\
+         [probes]\nenabled = false\n",
         quoted(dir.join("run")),
         quoted(dir.join("state")),
     );
