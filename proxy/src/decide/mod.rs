@@ -3,7 +3,6 @@
 //! all. Time, randomness and state come in as arguments, so every choice is tested to the exact
 //! value and a simulator can run this code unchanged.
 
-pub mod admit;
 pub mod allowance;
 pub mod back_off;
 pub mod blame;
@@ -18,6 +17,7 @@ pub mod penalty;
 pub mod queue;
 pub mod rates;
 pub mod retry;
+pub mod retry_after;
 pub mod retry_budget;
 pub mod select;
 pub mod tenants;

@@ -6,6 +6,7 @@
 //! these are for Prometheus. Names stand in [`names`] and nowhere else.
 
 mod cell;
+mod ends;
 mod evidence;
 pub mod names;
 mod process;
@@ -13,10 +14,11 @@ mod render;
 mod shard;
 
 pub use cell::{Counter, Gauge, Histogram};
+pub use ends::{Hedge, QueueEnd};
 pub use evidence::{BIAS, EvidenceCounters, EvidenceTotals, TimeKind};
 pub use process::{
     EngineLabel, EnginePenalty, Expiry, Labels, OutReason, ProbeOutcome, ProcessMetrics, Rung,
 };
 pub(crate) use render::shed_label;
 pub use render::{Page, UNMATCHED, render};
-pub use shard::{CODE_COUNT, EngineMetrics, Hedge, QueueEnd, ShardMetrics, TlsMetrics};
+pub use shard::{CODE_COUNT, EngineMetrics, ShardMetrics, TlsMetrics};

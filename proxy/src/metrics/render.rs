@@ -10,9 +10,10 @@ use std::sync::Arc;
 use pointsman_shm::signals::{Outcome, ShedCause};
 
 use super::cell::BOUNDS_US;
+use super::ends::{Hedge, QueueEnd};
 use super::names::{self, Kind, Name};
 use super::process::{Labels, ProbeOutcome, ProcessMetrics, Rung};
-use super::shard::{CODE_COUNT, Hedge, QueueEnd, ShardMetrics, TlsMetrics, code_label};
+use super::shard::{CODE_COUNT, ShardMetrics, TlsMetrics, code_label};
 use crate::config::IoDriver;
 use crate::decide::blame::{Blame, blame, outcome_label};
 use crate::secrets::TlsFailure;

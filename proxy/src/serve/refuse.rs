@@ -7,7 +7,7 @@ use super::inbound::Filled;
 use super::request::{After, Delivered, Story};
 use super::shard::Shard;
 use crate::clock::monotonic_ns;
-use crate::decide::admit;
+use crate::decide::retry_after;
 use crate::error::Error;
 use crate::wire::answer::{AnswerContext, ErrorAnswer, write_error};
 
@@ -126,5 +126,5 @@ fn answer_of<'a>(error: &Error, message: &'a str, retry_after_s: Option<u32>) ->
 
 fn retry_after_s(shard: &Shard, error: &Error) -> Option<u32> {
     let invites = matches!(error.status(), 429 | 503);
-    invites.then(|| admit::retry_after_s(shard.random.borrow_mut().random()))
+    invites.then(|| retry_after::retry_after_s(shard.random.borrow_mut().random()))
 }
