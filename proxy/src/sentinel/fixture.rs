@@ -1,5 +1,6 @@
 //! A small valid policy for tests.
 
+use pointsman_shm::engine_state::{EngineState, Health};
 use pointsman_shm::id::{ClassSlot, EngineSlot, Generation, PairNumber};
 use pointsman_shm::policy::{
     Class, Eligible, Endpoints, Engine, FeatureMatch, Mode, PlannedState, Policy, Protocol, Route,
@@ -47,6 +48,22 @@ pub(crate) fn engine(slot: u16, id: &str) -> Engine {
         max_streams: 0,
         profile: Vec::new(),
         profile_assumed: true,
+    }
+}
+
+/// How an engine is, just seen; of its load nothing is known.
+pub(crate) fn engine_state(slot: u16, health: Health) -> EngineState {
+    EngineState {
+        slot: EngineSlot(slot),
+        generation: Generation(1),
+        health,
+        ready_replicas: None,
+        running: None,
+        waiting: None,
+        kv_use: None,
+        penalty: 0.0,
+        health_age_ms: 0,
+        load_age_ms: u32::MAX,
     }
 }
 

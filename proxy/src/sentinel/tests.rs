@@ -223,22 +223,13 @@ fn two_engines(version: u64, first: PlannedState, health: Health) -> (Vec<u8>, V
     (other.engine, other.pair.0) = (EngineSlot(1), 1);
     class.eligible.push(other);
     class.table[32..].fill(EngineSlot(1));
-    let state = |slot, health| EngineState {
-        slot: EngineSlot(slot),
-        generation: Generation(1),
-        health,
-        ready_replicas: None,
-        running: None,
-        waiting: None,
-        kv_use: None,
-        penalty: 0.0,
-        health_age_ms: 0,
-        load_age_ms: u32::MAX,
-    };
     let states = EngineStates {
         version,
         epoch: 1,
-        engines: vec![state(0, health), state(1, Health::Up)],
+        engines: vec![
+            fixture::engine_state(0, health),
+            fixture::engine_state(1, Health::Up),
+        ],
     };
     (policy.encode(), states.encode())
 }

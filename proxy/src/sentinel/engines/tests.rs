@@ -9,16 +9,9 @@ const SECOND_NS: u64 = 1_000_000_000;
 
 fn state(slot: u16, health: Health, health_age_ms: u32) -> EngineState {
     EngineState {
-        slot: EngineSlot(slot),
-        generation: Generation(1),
-        health,
-        ready_replicas: None,
-        running: None,
-        waiting: None,
-        kv_use: None,
         penalty: 0.25,
         health_age_ms,
-        load_age_ms: u32::MAX,
+        ..fixture::engine_state(slot, health)
     }
 }
 
