@@ -431,7 +431,8 @@ fn i08_a_signal_file_cut_short_kills_neither_side_and_is_named() {
     let writer = SignalsWriter::create(dir.path(), SHAPE).unwrap();
     let handle = writer.segment(0);
     handle.pair(PairNumber(0), FIRST).unwrap().attempt();
-    let mut reader = SignalsReader::open(writer.path()).unwrap();
+    let reader = || SignalsReader::open(writer.path()).unwrap();
+    let mut readers = [reader(), reader(), reader()];
     OpenOptions::new()
         .write(true)
         .open(writer.path())
@@ -439,8 +440,14 @@ fn i08_a_signal_file_cut_short_kills_neither_side_and_is_named() {
         .set_len(0)
         .unwrap();
     handle.pair(PairNumber(0), FIRST).unwrap().attempt();
-    let error = reader.snapshot().unwrap_err().to_string();
-    assert!(error.contains("cut short"), "{error}");
+    let errors = [
+        readers[0].snapshot().unwrap_err(),
+        readers[1].flights().unwrap_err(),
+        readers[2].offered().unwrap_err(),
+    ];
+    for error in errors.map(|error| error.to_string()) {
+        assert!(error.contains("cut short"), "{error}");
+    }
     assert!(matches!(
         SignalsReader::open(writer.path()),
         Err(Error::Short { .. })

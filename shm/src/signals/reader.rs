@@ -97,6 +97,17 @@ struct Opened {
     instance: Instance,
 }
 
+impl Opened {
+    /// The words of each shard.
+    fn segments(&self) -> Vec<&[AtomicU64]> {
+        let words = &self.map.words()[HEADER_WORDS..];
+        words
+            .chunks_exact(self.geometry.segment_words)
+            .take(usize::from(self.geometry.shape.shards))
+            .collect()
+    }
+}
+
 impl SignalsReader {
     /// Opens one file that [`list`] named.
     pub fn open(path: &Path) -> Result<SignalsReader, Error> {
@@ -134,16 +145,9 @@ impl SignalsReader {
     pub fn snapshot(&mut self) -> Result<Snapshot, Error> {
         self.follow()?;
         let Opened {
-            map,
-            geometry,
-            instance,
-            ..
+            geometry, instance, ..
         } = &self.opened;
-        let words = &map.words()[HEADER_WORDS..];
-        let segments: Vec<&[AtomicU64]> = words
-            .chunks_exact(geometry.segment_words)
-            .take(usize::from(geometry.shape.shards))
-            .collect();
+        let segments = self.opened.segments();
         let shape = geometry.shape;
         let snapshot = Snapshot {
             instance: *instance,
@@ -171,13 +175,7 @@ impl SignalsReader {
                 })
                 .collect(),
         };
-        // Counters that a cut took away read 0, and the next difference would count from there.
-        if map.is_faulted() || map.words()[AT_MAGIC].load(Ordering::Relaxed) != MAGIC {
-            return Err(Error::Damaged {
-                path: self.path.clone(),
-                why: "it was cut short",
-            });
-        }
+        self.is_whole()?;
         Ok(snapshot)
     }
 
@@ -189,25 +187,19 @@ impl SignalsReader {
     /// As for [`Self::snapshot`].
     pub fn flights(&mut self) -> Result<Vec<Flights>, Error> {
         self.follow()?;
-        let Opened { map, geometry, .. } = &self.opened;
-        let words = &map.words()[HEADER_WORDS..];
-        let segments: Vec<&[AtomicU64]> = words
-            .chunks_exact(geometry.segment_words)
-            .take(usize::from(geometry.shape.shards))
-            .collect();
-        let flights = (0..geometry.shape.engines).filter_map(|slot| {
-            let at = geometry.engine_at(usize::from(slot));
-            let sum = sum::<FLIGHT_WORDS>(&segments, at, geometry.engine_words)?;
+        let geometry = &self.opened.geometry;
+        let at = |slot| geometry.engine_at(usize::from(slot));
+        let flight = |(slot, sum): (u16, [u64; FLIGHT_WORDS])| {
             let ended = sum[AT_ENDED..].iter().copied().fold(0, u64::wrapping_add);
-            Some(Flights {
+            Flights {
                 slot: EngineSlot(slot),
-                // A life is numbered in 32 bits.
-                generation: Generation(sum[AT_GENERATION] as u32),
+                generation: generation(&sum),
                 started: sum[AT_STARTED],
                 in_flight: sum[AT_STARTED].saturating_sub(ended),
-            })
-        });
-        Ok(flights.collect())
+            }
+        };
+        let sums = self.sums(geometry.shape.engines, at, geometry.engine_words)?;
+        Ok(sums.into_iter().map(flight).collect())
     }
 
     /// Reads only how many first attempts were offered of each class that was ever used, all
@@ -218,24 +210,43 @@ impl SignalsReader {
     /// As for [`Self::snapshot`].
     pub fn offered(&mut self) -> Result<Vec<(ClassSlot, Generation, u64)>, Error> {
         self.follow()?;
-        let Opened { map, geometry, .. } = &self.opened;
-        let words = &map.words()[HEADER_WORDS..];
-        let segments: Vec<&[AtomicU64]> = words
-            .chunks_exact(geometry.segment_words)
-            .take(usize::from(geometry.shape.shards))
-            .collect();
-        let offered = (0..geometry.shape.classes).filter_map(|slot| {
-            let at = geometry.class_at(usize::from(slot));
-            let sum = sum::<OFFERED_WORDS>(&segments, at, geometry.class_words)?;
+        let geometry = &self.opened.geometry;
+        let at = |slot| geometry.class_at(usize::from(slot));
+        let offered = |(slot, sum): (u16, [u64; OFFERED_WORDS])| {
             let counts = sum[AT_OFFERED..].iter().copied();
-            let generation = Generation(sum[AT_GENERATION] as u32);
-            Some((
-                ClassSlot(slot),
-                generation,
-                counts.fold(0, u64::wrapping_add),
-            ))
-        });
-        Ok(offered.collect())
+            let all = counts.fold(0, u64::wrapping_add);
+            (ClassSlot(slot), generation(&sum), all)
+        };
+        let sums = self.sums(geometry.shape.classes, at, geometry.class_words)?;
+        Ok(sums.into_iter().map(offered).collect())
+    }
+
+    /// The first words of the records of one kind that are in use, added up over shards, by number.
+    fn sums<const WORDS: usize>(
+        &self,
+        count: u16,
+        at: impl Fn(u16) -> usize,
+        record_words: usize,
+    ) -> Result<Vec<(u16, [u64; WORDS])>, Error> {
+        let segments = self.opened.segments();
+        let sums = (0..count)
+            .filter_map(|number| Some((number, sum(&segments, at(number), record_words)?)));
+        let sums = sums.collect();
+        self.is_whole()?;
+        Ok(sums)
+    }
+
+    /// An error where the file was cut short: counters that a cut took away read 0, and the next
+    /// difference would count from there.
+    fn is_whole(&self) -> Result<(), Error> {
+        let map = &self.opened.map;
+        if map.is_faulted() || map.words()[AT_MAGIC].load(Ordering::Relaxed) != MAGIC {
+            return Err(Error::Damaged {
+                path: self.path.clone(),
+                why: "it was cut short",
+            });
+        }
+        Ok(())
     }
 
     /// Whose file it is.
@@ -346,6 +357,11 @@ fn beat(segment: &[AtomicU64]) -> ShardBeat {
         beat_ns: segment[AT_BEAT_NS].load(Ordering::Relaxed),
         policy_version: segment[AT_POLICY_VERSION].load(Ordering::Relaxed),
     }
+}
+
+/// The life that the sum of a record is of. It is numbered in 32 bits.
+fn generation(sum: &[u64]) -> Generation {
+    Generation(sum[AT_GENERATION] as u32)
 }
 
 /// The counters of one record, added up over the shards that are in its latest life. `None` when no
