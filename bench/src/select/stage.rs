@@ -246,3 +246,14 @@ fn config_for(dir: &Path) -> anyhow::Result<config::Config> {
         Host { cores: 1 },
     )?)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn engines_that_are_names_only_are_asked_for_nothing() {
+        let config = config_for(Path::new("/nowhere")).expect("good");
+        assert!(!config.probes.enabled);
+    }
+}
