@@ -7,7 +7,8 @@
 //!
 //! After a restart the numbers come from the standing policies, which do not tell of numbers
 //! given back before. Those rest anew, and new lives take the seconds of the Unix epoch as their
-//! generation, which no earlier life can have reached by counting.
+//! generation, which no earlier life can have reached by counting. So they do where no policy could be
+//! read: proxies may have lived on, and would take a smaller generation for old news.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -67,12 +68,10 @@ impl Registry {
                 }
             }
         }
-        if !policies.is_empty() {
-            let least = u32::try_from(unix_ms / 1_000).unwrap_or(u32::MAX);
-            registry.engines.rest_gaps(now_ns, least);
-            registry.classes.rest_gaps(now_ns, least);
-            registry.pairs.rest_gaps(now_ns, least);
-        }
+        let least = u32::try_from(unix_ms / 1_000).unwrap_or(u32::MAX).max(1);
+        registry.engines.rest_gaps(now_ns, least);
+        registry.classes.rest_gaps(now_ns, least);
+        registry.pairs.rest_gaps(now_ns, least);
         registry
     }
 
@@ -285,5 +284,17 @@ mod tests {
         assert_eq!(number(&numbers, "a"), (3, 1_800_000_000));
         numbers.assign(&set(&["a", "b", "c"]), 100 + REST_NS);
         assert_eq!(number(&numbers, "c"), (0, 1_800_000_000));
+    }
+
+    #[test]
+    fn where_no_policy_could_be_read_proxies_may_know_higher_generations() {
+        let topology = include_str!("../../../tests/data/three-regions.toml");
+        let topology = Topology::parse("three-regions.toml", topology).expect("good");
+        let mut registry = Registry::restore(&[], 100, 1_800_000_000_000);
+        registry.assign(&topology, 101);
+        let least = Generation(1_800_000_000);
+        assert_eq!(registry.engine("A"), Some((EngineSlot(0), least)));
+        assert_eq!(registry.class("chat").map(|class| class.1), Some(least));
+        assert_eq!(registry.pair("chat", "A").map(|pair| pair.1), Some(least));
     }
 }
