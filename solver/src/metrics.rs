@@ -107,6 +107,8 @@ metrics! {
         "Share of requests that the worst loss of one engine would make the plan refuse."
     ENGINE_UP Gauge "engine_up" ["engine"]
         "1 when health checks pass, 0 when they fail; left out until known."
+    ENGINE_DRAINED Gauge "engine_drained" ["engine", "by"]
+        "1 while an order of an operator, or of the solver itself, keeps the engine drained."
     ENGINE_RESTARTS Counter "engine_restarts_total" ["engine"]
         "Restarts seen by a counter of the engine that fell."
     SCRAPES Counter "scrapes_total" ["engine"] "Metrics pages read."

@@ -155,6 +155,7 @@ fn work(shared: &Shared, core: &mut Core, verdict: &Verdict) {
     inputs.blocks = core.keys.samples(topology);
     let (revision, strays) = take_orders(shared, &mut inputs);
     penalties::judge(shared, core, &deltas, &mut inputs);
+    penalties::show_drained(shared, &inputs);
     let begun = core.history.begin(&core.state);
     let started = Instant::now();
     let solve = core.solve;

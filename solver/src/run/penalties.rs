@@ -53,15 +53,47 @@ fn footing(shared: &Shared, inputs: &Inputs) -> Vec<Footing> {
     for sample in inputs.engines.iter().filter(|s| s.health == Health::Down) {
         footing[sample.engine.0] = Footing::Out;
     }
-    let drains = shared.desk.kept().orders.drains;
-    for id in &inputs.orders.draining {
-        let order = drains.get(&shared.topology.engines[id.0].name);
-        footing[id.0] = match order.is_some_and(|note| note.who == WHO) {
-            true => Footing::Ejected,
-            false => Footing::Out,
+    for (id, drained) in drains(shared, inputs) {
+        footing[id.0] = match drained {
+            Drained::BySolver => Footing::Ejected,
+            Drained::ByOperator => Footing::Out,
         };
     }
     footing
+}
+
+/// Whose order keeps an engine drained.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Drained {
+    ByOperator,
+    BySolver,
+}
+
+/// The engines that orders keep drained in this pass.
+fn drains(shared: &Shared, inputs: &Inputs) -> Vec<(EngineId, Drained)> {
+    let drains = shared.desk.kept().orders.drains;
+    let drained = |id: &EngineId| {
+        let order = drains.get(&shared.topology.engines[id.0].name);
+        match order.is_some_and(|note| note.who == WHO) {
+            true => (*id, Drained::BySolver),
+            false => (*id, Drained::ByOperator),
+        }
+    };
+    inputs.orders.draining.iter().map(drained).collect()
+}
+
+/// Shows which engines are drained, and by whom: what an operator took out may be stopped.
+pub(super) fn show_drained(shared: &Shared, inputs: &Inputs) {
+    let drained: BTreeMap<EngineId, Drained> = drains(shared, inputs).into_iter().collect();
+    let series = shared.topology.engine_ids().flat_map(|id| {
+        let name = shared.topology.engines[id.0].name.as_str();
+        let is_by = |by: Drained| f64::from(u8::from(drained.get(&id) == Some(&by)));
+        [
+            ([name, "operator"], is_by(Drained::ByOperator)),
+            ([name, "solver"], is_by(Drained::BySolver)),
+        ]
+    });
+    shared.metrics.replace(&metrics::ENGINE_DRAINED, series);
 }
 
 fn show(shared: &Shared, pool: &Pool, footing: &[Footing]) {
@@ -227,6 +259,21 @@ mod tests {
         inputs.orders = shared.desk.kept().orders.resolve(&shared.topology).0;
         let drained = [Footing::Ejected, Footing::Out];
         assert_eq!(footing(&shared, &inputs), drained);
+        let shown = || {
+            show_drained(&shared, &inputs);
+            [
+                ("E", "operator"),
+                ("E", "solver"),
+                ("F", "operator"),
+                ("F", "solver"),
+            ]
+            .map(|(engine, by)| {
+                shared
+                    .metrics
+                    .value(&metrics::ENGINE_DRAINED, &[engine, by])
+            })
+        };
+        assert_eq!(shown(), [0.0, 1.0, 1.0, 0.0].map(Some));
         inputs.orders.draining.clear();
         inputs.engines.push(EngineSample {
             health: Health::Down,
