@@ -18,6 +18,7 @@ both_drivers!(
     f06_who_leaves_as_room_comes_back_is_not_sent,
     f07_the_lower_priority_gives_way_in_a_full_line,
     room_that_comes_back_on_another_shard_is_found,
+    who_is_overtaken_by_another_shard_waits_on,
 );
 
 const QUEUED: &str = "pointsman_proxy_queued";
@@ -244,5 +245,33 @@ fn room_that_comes_back_on_another_shard_is_found(driver: Driver) {
     }
     eventually_equals(SOON, "requests at the engine", &13, || held.names().len());
     ended(&proxy, "served", 12);
+    proxy.await_metric(QUEUED, &[], 0.0);
+}
+
+/// Shards look for the same single place at the same time, again and again: whoever is too late
+/// stays in line. Many rounds, since it takes two shards within microseconds.
+fn who_is_overtaken_by_another_shard_waits_on(driver: Driver) {
+    const CLIENTS: usize = 24;
+    const ROUNDS: usize = 100;
+    let engine = Engine::serving(|conn, _| {
+        conn.respond(200, "{}");
+    });
+    let more = format!("shards = 4\n{PRIORITY}\n[queue]\nlength = 100\nwait_ms = 60000");
+    let proxy = Proxy::configured(driver, &draft(&engine), &more);
+    std::thread::scope(|scope| {
+        for _ in 0..CLIENTS {
+            scope.spawn(|| {
+                let mut client = proxy.connect();
+                for round in 0..ROUNDS {
+                    client.send(post_with(CHAT, "", r#"{"model":"m","messages":[]}"#));
+                    assert_eq!(client.response().status(), 200, "round {round}");
+                }
+            });
+        }
+    });
+    assert_eq!(engine.requests().len(), CLIENTS * ROUNDS);
+    for end in ["expired", "cancelled", "displaced", "full"] {
+        ended(&proxy, end, 0);
+    }
     proxy.await_metric(QUEUED, &[], 0.0);
 }

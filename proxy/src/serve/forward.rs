@@ -72,10 +72,15 @@ struct Passed {
 }
 
 impl Story<'_> {
-    /// Tries engines until the answer of one is delivered, the table of retries says no, or the
-    /// budget does.
-    pub(super) async fn attempts(&mut self, target: &Target, body: &Body) -> Result<Delivered> {
-        let mut course = self.course(target, body)?;
+    /// Tries engines, beginning with `first`, until the answer of one is delivered, the table of
+    /// retries says no, or the budget does.
+    pub(super) async fn attempts(
+        &mut self,
+        target: &Target,
+        body: &Body,
+        first: Choice,
+    ) -> Result<Delivered> {
+        let mut course = self.course(target, body, first);
         loop {
             // Boxed: a stream held for long does not keep the room of what led to it.
             let Answered {
@@ -103,19 +108,17 @@ impl Story<'_> {
         }
     }
 
-    /// The beginning of a request's attempts: its first engine is chosen.
-    fn course<'a>(&mut self, target: &'a Target, body: &'a Body) -> Result<Course<'a>> {
-        let tried = Tried::default();
-        let choice = self.choose(target, &tried)?;
+    /// The beginning of a request's attempts.
+    fn course<'a>(&mut self, target: &'a Target, body: &'a Body, choice: Choice) -> Course<'a> {
         self.count_admitted(&choice, target);
-        Ok(Course {
+        Course {
             target,
             body,
             choice,
-            tried,
+            tried: Tried::default(),
             has_room: true,
             asked_again: Cell::new(false),
-        })
+        }
     }
 
     /// Tries engines until one answers with a head worth passing on.

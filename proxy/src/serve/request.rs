@@ -132,10 +132,11 @@ impl Story<'_> {
                     true => self.prepare_at_once(endpoint)?,
                     false => Box::pin(self.prepare(endpoint)).await?,
                 };
-                if self.has_to_wait(&target) {
-                    Box::pin(self.wait_in_line(&target)).await?;
-                }
-                self.attempts(&target, &body).await
+                let first = match self.choose_at_once(&target) {
+                    Some(chosen) => chosen?,
+                    None => Box::pin(self.wait_in_line(&target)).await?,
+                };
+                self.attempts(&target, &body, first).await
             }
         }
     }

@@ -3,6 +3,9 @@
 //!
 //! A request that ends on this shard calls whoever is first. Room that comes back on another shard is
 //! found by looking every 10 ms, as long as anybody waits: nothing wakes a shard from outside.
+//!
+//! A place is held until its engine is chosen. Other shards choose at the same time, so that room was
+//! seen says nothing: whoever finds it taken is still the first in line.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -18,7 +21,7 @@ use super::client::Interrupt;
 use super::guarded::guarded;
 use super::request::Story;
 use super::shard::Shard;
-use super::target::{self, Target};
+use super::target::{self, Choice, Target};
 use crate::clock::monotonic_ns;
 use crate::decide::queue::{Queue, Ticket};
 use crate::decide::select::Tried;
@@ -99,12 +102,18 @@ impl Line {
 }
 
 impl Story<'_> {
-    /// Whether a request has to wait in line: others do, or every engine is full.
-    pub(super) fn has_to_wait(&self, target: &Target) -> bool {
+    /// The engine of a request's first attempt. None where it has to wait in line for one, because
+    /// others do or every engine is full.
+    pub(super) fn choose_at_once(&self, target: &Target) -> Option<Result<Choice>> {
         let shard = self.shard;
-        shard.config.queue.length > 0
-            && (shard.waiting.has_line(target.class)
-                || target::refused(shard, target, &Tried::default()) == Some(Error::EnginesBusy))
+        let may_wait = shard.config.queue.length > 0;
+        if may_wait && shard.waiting.has_line(target.class) {
+            return None;
+        }
+        match self.choose(target, &Tried::default()) {
+            Err(Error::EnginesBusy) if may_wait => None,
+            chosen => Some(chosen),
+        }
     }
 
     /// Refuses a request that no engine would take now, before its body is read, unless it may wait.
@@ -121,7 +130,7 @@ impl Story<'_> {
 
     /// Waits in line until an engine has room, which is then to be taken at once: before anything
     /// else is waited for. An error where the time is over first, or the client leaves.
-    pub(super) async fn wait_in_line(&mut self, target: &Target) -> Result<()> {
+    pub(super) async fn wait_in_line(&mut self, target: &Target) -> Result<Choice> {
         let shard = self.shard;
         let now_ns = monotonic_ns();
         let wait_ns = shard.config.queue.wait_ms * 1_000_000;
@@ -133,27 +142,8 @@ impl Story<'_> {
         };
         look_for_room(shard);
         self.client.set_deadline(due_ns);
-        let turn = poll_fn(|context| {
-            let turn = place.turn(target);
-            if turn.is_pending() {
-                place.keep(context.waker());
-            }
-            turn
-        });
-        let turn = self.client.during(pin!(turn)).await;
+        let (end, waited) = self.stand(&place, target, due_ns).await;
         drop(place);
-        let (end, waited) = match turn {
-            // Room came back, and the client left, between two turns of this shard.
-            Ok(Turn::Go) if self.client.has_left().await => {
-                (QueueEnd::Cancelled, Err(Error::ClientGone))
-            }
-            Ok(Turn::Go) => (QueueEnd::Served, Ok(())),
-            Ok(Turn::Lost) | Err(Interrupt::Due) if monotonic_ns() >= due_ns => {
-                (QueueEnd::Expired, Err(self.waited_in_vain()))
-            }
-            Ok(Turn::Lost) | Err(Interrupt::Due) => (QueueEnd::Displaced, Err(Error::EnginesBusy)),
-            Err(interrupt) => (QueueEnd::Cancelled, Err(self.interrupted(interrupt))),
-        };
         shard.metrics.queue_ended(end);
         if waited.is_err() {
             self.telling.refused(shard, target, &Tried::default());
@@ -161,6 +151,49 @@ impl Story<'_> {
         // Who is next need not wait for a look: there may be room for two.
         shard.waiting.call();
         waited
+    }
+
+    /// Stands at a place until an engine is chosen, or there is no use in it any more.
+    async fn stand(
+        &mut self,
+        place: &Place<'_>,
+        target: &Target,
+        due_ns: u64,
+    ) -> (QueueEnd, Result<Choice>) {
+        let mut was_overtaken = false;
+        loop {
+            let turn = poll_fn(|context| {
+                // To look again at once could go on for ever: the next call or look tells.
+                let turn = match std::mem::take(&mut was_overtaken) {
+                    true => Poll::Pending,
+                    false => place.turn(target),
+                };
+                if turn.is_pending() {
+                    place.keep(context.waker());
+                }
+                turn
+            });
+            return match self.client.during(pin!(turn)).await {
+                // Room came back, and the client left, between two turns of this shard.
+                Ok(Turn::Go) if self.client.has_left().await => {
+                    (QueueEnd::Cancelled, Err(Error::ClientGone))
+                }
+                Ok(Turn::Go) => match self.choose(target, &Tried::default()) {
+                    Err(Error::EnginesBusy) => {
+                        was_overtaken = true;
+                        continue;
+                    }
+                    chosen => (QueueEnd::Served, chosen),
+                },
+                Ok(Turn::Lost) | Err(Interrupt::Due) if monotonic_ns() >= due_ns => {
+                    (QueueEnd::Expired, Err(self.waited_in_vain()))
+                }
+                Ok(Turn::Lost) | Err(Interrupt::Due) => {
+                    (QueueEnd::Displaced, Err(Error::EnginesBusy))
+                }
+                Err(interrupt) => (QueueEnd::Cancelled, Err(self.interrupted(interrupt))),
+            };
+        }
     }
 
     fn waited_in_vain(&self) -> Error {
