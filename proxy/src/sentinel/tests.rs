@@ -1,6 +1,6 @@
 //! The sentinel against real region files, turned by hand.
 
-use pointsman_shm::engine_state::{EngineState, Health};
+use pointsman_shm::engine_state::Health;
 use pointsman_shm::id::Generation;
 use pointsman_shm::region::{Stamp, Writer};
 
@@ -287,18 +287,7 @@ fn own_health_checks_begin_when_the_control_planes_word_is_five_seconds_old() {
     let _policy = world.publish(1);
     world.sentinel.first_look().unwrap();
     let mut writer = world.writer(Kind::Engines);
-    let up = EngineState {
-        slot: EngineSlot(0),
-        generation: Generation(1),
-        health: Health::Up,
-        ready_replicas: None,
-        running: None,
-        waiting: None,
-        kv_use: None,
-        penalty: 0.0,
-        health_age_ms: 0,
-        load_age_ms: u32::MAX,
-    };
+    let up = fixture::engine_state(0, Health::Up);
     let states = EngineStates {
         version: 1,
         epoch: 1,
